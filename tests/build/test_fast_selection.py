@@ -43,6 +43,7 @@ PURE = (
     "services/models",
     "services/rules",
     "services/security",
+    "services/store",
     "services/telemetry",
     "simulator",
     "simulator/chains",

@@ -5,26 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from catenaryd.command_line import cli
 from cluster_harness import ROOT, environment
 
-COMMANDS = (
-    "gateway",
-    "scheduler",
-    "agent",
-    "up",
-    "prepare",
-    "import-model",
-    "make-model",
-    "profile",
-    "demo",
-    "create-key",
-)
+
+def commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yields the words of every command below one, groups and their commands alike."""
+    if path:
+        yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, *path, name)
 
 
 def catenaryd(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -39,11 +40,11 @@ def catenaryd(*arguments: str, timeout: float = 60) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command: str) -> None:
-    done = CliRunner().invoke(cli, [command, "--help"])
+@pytest.mark.parametrize("words", [*commands(cli)], ids=" ".join)
+def test_every_command_has_help_with_an_example(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, [*words, "--help"])
     assert done.exit_code == 0
-    assert "Example:" in done.stdout
+    assert f"Example: catenaryd {' '.join(words)}" in done.stdout
 
 
 def test_a_process_says_the_same_as_its_help() -> None:

@@ -117,8 +117,3 @@ def test_a_missing_data_set_is_named(tmp_path: Path) -> None:
     result = invoke(tmp_path / "nowhere")
     assert isinstance(result.exception, CatenaryError)
     assert "nowhere" in result.exception.message
-
-
-def test_help_has_an_example() -> None:
-    result = CliRunner().invoke(cli, ["simulate", "pools", "--help"])
-    assert "Example: catenaryd simulate pools --dataset" in result.stdout

@@ -14,6 +14,7 @@ import pytest
 from catenary_gateway.endpoints.admin import FROZEN_AFTER_S, VIEW_TIMEOUT_S, SchedulerAdmin
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.errors import Unavailable
+from shared_helpers.grpc_servers import connected
 
 TOLD_WITHIN_S = 2.0
 
@@ -42,13 +43,8 @@ class Link:
 
 @asynccontextmanager
 async def admin(*, heard_ago_s: float | None) -> AsyncIterator[SchedulerAdmin]:
-    server = grpc.aio.server()
-    admin_pb2_grpc.add_AdminServicer_to_server(Standing(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with connected(admin_pb2_grpc.add_AdminServicer_to_server, Standing()) as channel:
         yield SchedulerAdmin(Link(channel, heard_ago_s))
-    await server.stop(0)
 
 
 async def test_to_look_takes_no_longer_than_its_limit_though_heartbeats_come() -> None:

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner, Result
 
 from catenary_lab.scenarios.chains.schema import FILES
 from catenary_services.errors import InvalidInput
-from catenaryd.command_line import cli
 from cluster_harness import ROOT
+from shared_helpers.scenario_command import ScenarioCommand
 
 SCENARIOS = sorted((ROOT / "scenarios" / "chains").glob("*.yaml"))
 BASE: dict[str, Any] = {
-    "title": "small",
     "model": {
         "name": "m",
         "blocks": 8,
@@ -79,40 +76,31 @@ OF_KIND: dict[str, dict[str, Any]] = {
         "policies": ["jffc", "least-time"],
     },
 }
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["simulate", "chains", *arguments])
-
-
-def file_of(folder: Path, scenario: str, **changes: Any) -> Path:
-    path = folder / f"{scenario}.yaml"
-    base = {"title": BASE["title"]} if scenario == "chats" else BASE
-    path.write_text(yaml.safe_dump({"kind": scenario, **base, **OF_KIND[scenario], **changes}))
-    return path
+COMMAND = ScenarioCommand(
+    "chains",
+    {"title": "small"},
+    {kind: own if kind == "chats" else BASE | own for kind, own in OF_KIND.items()},
+)
 
 
 @pytest.mark.parametrize("kind", FILES.kinds)
 def test_every_kind_prints_tables_and_one_json_object(tmp_path: Path, kind: str) -> None:
-    path = str(file_of(tmp_path, kind))
-    text = run(path, "--workers", "1")
-    assert text.exit_code == 0, text.output
-    assert "# small" in text.output
-    facts = json.loads(run(path, "--workers", "1", "--json").output)
+    path = COMMAND.file(tmp_path, kind)
+    assert "# small" in COMMAND.text(path)
+    facts = COMMAND.facts(path)
     assert facts["scenario"] == kind
     assert facts["policies"]
 
 
 def test_a_scenario_may_come_from_the_standard_input(tmp_path: Path) -> None:
-    text = file_of(tmp_path, "allocation").read_text()
-    done = CliRunner().invoke(cli, ["simulate", "chains", "-", "--workers", "1"], input=text)
+    text = COMMAND.file(tmp_path, "allocation").read_text()
+    done = COMMAND.run("-", "--workers", "1", text=text)
     assert done.exit_code == 0, done.output
     assert "# small" in done.output
 
 
 def test_every_policy_has_the_promised_figures(tmp_path: Path) -> None:
-    done = run(str(file_of(tmp_path, "serve")), "--workers", "1", "--json")
-    policies = json.loads(done.output)["policies"]
+    policies = COMMAND.facts(COMMAND.file(tmp_path, "serve"))["policies"]
     assert len(policies) == 10
     for policy in policies:
         times = ("mean_response_s", "median_s", "p95_s", "p99_s", "mean_service_s")
@@ -127,17 +115,15 @@ def test_every_policy_has_the_promised_figures(tmp_path: Path) -> None:
 
 
 def test_the_same_file_gives_the_same_facts_however_many_processes(tmp_path: Path) -> None:
-    path = str(file_of(tmp_path, "policies"))
-    assert (
-        run(path, "--json", "--workers", "1").output == run(path, "--json", "--workers", "2").output
-    )
+    path = COMMAND.file(tmp_path, "policies")
+    assert COMMAND.facts(path) == COMMAND.facts(path, workers=2)
 
 
 def test_out_writes_facts_plots_and_the_document(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
-    paths = [str(file_of(tmp_path, kind)) for kind in FILES.kinds]
-    done = run(*paths, "--workers", "1", "--out", str(out))
+    paths = [str(COMMAND.file(tmp_path, kind)) for kind in FILES.kinds]
+    done = COMMAND.run(*paths, "--workers", "1", "--out", str(out))
     assert done.exit_code == 0, done.output
     assert done.output == ""
     assert len(list(out.iterdir())) == 2 * len(FILES.kinds)
@@ -147,8 +133,7 @@ def test_out_writes_facts_plots_and_the_document(tmp_path: Path) -> None:
 
 
 def test_chats_say_how_evenly_each_policy_uses_the_agents(tmp_path: Path) -> None:
-    done = run(str(file_of(tmp_path, "chats")), "--workers", "1", "--json")
-    policies = json.loads(done.output)["policies"]
+    policies = COMMAND.facts(COMMAND.file(tmp_path, "chats"))["policies"]
     assert len(policies) == 2 * 2 * 2
     for each in policies:
         assert 1.0 <= each["unevenness"] <= 2.0
@@ -163,7 +148,7 @@ def test_chats_say_how_evenly_each_policy_uses_the_agents(tmp_path: Path) -> Non
 
 
 def test_an_agent_of_no_known_kind_is_named(tmp_path: Path) -> None:
-    done = run(str(file_of(tmp_path, "chats", agents=["new", "older"])))
+    done = COMMAND.run(str(COMMAND.file(tmp_path, "chats", agents=["new", "older"])))
     assert done.exit_code != 0
     assert "older" in str(done.exception)
 
@@ -176,8 +161,8 @@ def test_a_recorded_trace_is_replayed(tmp_path: Path) -> None:
         {"label": "as it was", "requests": 40, "arrivals": "trace", "trace": spec},
         {"label": "Poisson", "requests": 40, "rate_per_s": 1.0, "trace": spec},
     ]
-    path = file_of(tmp_path, "serve", workloads=workloads)
-    facts = json.loads(run(str(path), "--workers", "1", "--json").output)["policies"]
+    path = COMMAND.file(tmp_path, "serve", workloads=workloads)
+    facts = COMMAND.facts(path)["policies"]
     assert {fact["case"] for fact in facts} == {"as it was", "Poisson"}
     assert all(fact["requests"] == 40 for fact in facts)
 
@@ -200,39 +185,32 @@ def test_what_is_wrong_in_a_file_is_named(
     tmp_path: Path, changes: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput, match=field):
-        FILES.load(file_of(tmp_path, "serve", **changes))
+        FILES.load(COMMAND.file(tmp_path, "serve", **changes))
 
 
 def test_errors_are_one_sentence_and_exit_1(tmp_path: Path) -> None:
     workloads = [{"requests": 9, "arrivals": "trace", "trace": {"file": "nowhere.csv"}}]
-    done = run(str(file_of(tmp_path, "serve", workloads=workloads)), "--workers", "1")
+    done = COMMAND.run(str(COMMAND.file(tmp_path, "serve", workloads=workloads)), "--workers", "1")
     assert isinstance(done.exception, InvalidInput) or done.exit_code == 1
     assert "nowhere.csv" in str(done.exception) + done.output
-    assert run().exit_code == 2
-
-
-def test_the_schema_is_printed_and_has_every_kind() -> None:
-    schema = json.loads(run("--schema").output)
-    assert set(schema["discriminator"]["mapping"]) == set(FILES.kinds)
 
 
 def test_an_unplaceable_model_is_said_to_be_so(tmp_path: Path) -> None:
     servers = [{"name": "only", "gpu": "gpu", "rtt_ms": 1}]
     model = {**BASE["model"], "blocks": 80}
-    done = run(str(file_of(tmp_path, "serve", servers=servers, model=model)), "--workers", "1")
-    assert done.exit_code == 0, done.output
-    assert "not placeable" in done.output
+    path = COMMAND.file(tmp_path, "serve", servers=servers, model=model)
+    assert "not placeable" in COMMAND.text(path)
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_every_scenario_of_the_project_has_a_short_form_that_runs(path: Path) -> None:
-    done = run(str(path), "--quick", "--workers", "1", "--json")
+    done = COMMAND.run(str(path), "--quick", "--workers", "1", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["policies"]
 
 
 def test_quick_replaces_keys_and_is_validated_too() -> None:
-    document = {"kind": "serve", **BASE, **OF_KIND["serve"], "quick": {"seeds": [5]}}
+    document = COMMAND.document("serve", quick={"seeds": [5]})
     assert FILES.parse(document, quick=True).seeds == [5]  # type: ignore[union-attr]
     with pytest.raises(InvalidInput, match=r"scenario\.quick\.seeds"):
         FILES.parse({**document, "quick": {"seeds": []}}, quick=True)

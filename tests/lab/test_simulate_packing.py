@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner, Result
 
 from catenary_lab.scenarios.packing.schema import FILES, Targets
 from catenary_lab.scenarios.packing.settings import rows_of
 from catenary_services.errors import InvalidInput
-from catenaryd.command_line import cli
 from cluster_harness import ROOT
+from shared_helpers.scenario_command import ScenarioCommand
 
-SCENARIOS = sorted((ROOT / "scenarios" / "packing").glob("*.yaml"))
 FIGURES = {
     "gpus_mean",
     "gpus_peak",
@@ -54,32 +50,14 @@ OF_KIND: dict[str, dict[str, Any]] = {
         "limits": [LIMIT, {**LIMIT, "measure": "migrations_per_s", "at_most": 1}],
     },
 }
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["simulate", "packing", *arguments])
-
-
-def file_of(folder: Path, kind: str, **changes: Any) -> Path:
-    path = folder / f"{kind}.yaml"
-    path.write_text(yaml.safe_dump({"kind": kind, **BASE, **OF_KIND[kind], **changes}))
-    return path
-
-
-def facts_of(path: Path) -> dict[str, Any]:
-    done = run(str(path), "--workers", "1", "--json")
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.output)
-    return found
+COMMAND = ScenarioCommand("packing", BASE, OF_KIND)
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
 def test_every_kind_prints_tables_and_one_json_object(tmp_path: Path, kind: str) -> None:
-    path = file_of(tmp_path, kind)
-    text = run(str(path), "--workers", "1")
-    assert text.exit_code == 0, text.output
-    assert "# small" in text.output
-    facts = facts_of(path)
+    path = COMMAND.file(tmp_path, kind)
+    assert "# small" in COMMAND.text(path)
+    facts = COMMAND.facts(path)
     assert facts["scenario"] == kind
     assert [each["policy"] for each in facts["policies"]] == [
         each["label"] for each in BASE["policies"]
@@ -90,45 +68,45 @@ def test_every_kind_prints_tables_and_one_json_object(tmp_path: Path, kind: str)
 
 
 def test_reference_values_stand_below_the_row_they_are_of(tmp_path: Path) -> None:
-    text = run(str(file_of(tmp_path, "fleet")), "--workers", "1").output
+    text = COMMAND.text(COMMAND.file(tmp_path, "fleet"))
     assert "| - reference | - | about 5 | - | - |" in text
 
 
 def test_shares_of_transfers_are_given_for_who_moves(tmp_path: Path) -> None:
-    facts = facts_of(file_of(tmp_path, "fleet"))
+    facts = COMMAND.facts(COMMAND.file(tmp_path, "fleet"))
     moved = next(each for each in facts["policies"] if each["policy"] == "ours")["transfers"]
     assert moved["kv"] + moved["tokens"] + moved["dropped"] > 0
 
 
 def test_a_verdict_is_given_on_every_target(tmp_path: Path) -> None:
-    facts = facts_of(file_of(tmp_path, "targets"))
+    facts = COMMAND.facts(COMMAND.file(tmp_path, "targets"))
     assert facts["met"] is False
     kept, missed = facts["targets"]
     assert (kept["measure"], kept["beside"], kept["met"]) == ("gpus_mean", "worst fit", True)
     assert kept["ratio"] == pytest.approx(kept["ours"] / kept["theirs"])
     # Worst fit does not migrate: nobody who does is within any share of that.
     assert (missed["theirs"], missed["ratio"], missed["met"]) == (0, None, False)
-    text = run(str(file_of(tmp_path, "targets")), "--workers", "1").output
+    text = COMMAND.text(COMMAND.file(tmp_path, "targets"))
     assert "1 of 2 targets are met" in text
     assert "FAIL" in text
 
 
 def test_active_gpus_are_given_epoch_by_epoch(tmp_path: Path) -> None:
-    facts = facts_of(file_of(tmp_path, "over_time"))
+    facts = COMMAND.facts(COMMAND.file(tmp_path, "over_time"))
     assert [len(each["gpus"]) for each in facts["over_time"]] == [25, 25, 25]
     assert max(max(each["gpus"]) for each in facts["over_time"]) > 1
 
 
 def test_a_cluster_of_fixed_size_is_never_exceeded(tmp_path: Path) -> None:
-    for fact in facts_of(file_of(tmp_path, "serving"))["policies"]:
+    for fact in COMMAND.facts(COMMAND.file(tmp_path, "serving"))["policies"]:
         assert fact["gpus_peak"] <= 2
         assert 0 <= fact["undisturbed"] <= 1
 
 
 def test_seeds_decide_and_equal_files_give_equal_facts(tmp_path: Path) -> None:
-    path = file_of(tmp_path, "serving", seeds=[1, 2])
-    facts = facts_of(path)
-    assert facts == facts_of(path)
+    path = COMMAND.file(tmp_path, "serving", seeds=[1, 2])
+    facts = COMMAND.facts(path)
+    assert facts == COMMAND.facts(path)
     first, second = (
         {each["policy"]: each["arrived"] for each in facts["policies"] if each["seed"] == seed}
         for seed in (1, 2)
@@ -138,23 +116,14 @@ def test_seeds_decide_and_equal_files_give_equal_facts(tmp_path: Path) -> None:
 
 def test_plots_and_records_are_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run(str(file_of(tmp_path, "over_time")), "--out", str(out), "--workers", "1")
+    done = COMMAND.run(
+        str(COMMAND.file(tmp_path, "over_time")), "--out", str(out), "--workers", "1"
+    )
     assert done.exit_code == 0, done.output
     assert sorted(each.name for each in out.iterdir()) == [
         "over_time.json",
         "over_time.png",
     ]
-
-
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_every_scenario_of_the_project_is_valid_in_both_forms(path: Path) -> None:
-    assert FILES.load(path).title
-    assert FILES.load(path, quick=True).kind == FILES.load(path).kind
-
-
-def test_the_figures_of_the_paper_are_all_there() -> None:
-    figures = {figure for path in SCENARIOS for figure in FILES.load(path).figure.split(", ")}
-    assert figures >= {"6", "11", "12", "13", "14", "15"}
 
 
 def test_targets_are_those_of_the_project_in_and_out_of_sample() -> None:
@@ -173,13 +142,6 @@ def test_targets_are_those_of_the_project_in_and_out_of_sample() -> None:
         ("gpus_mean", "load balancing"): 0.94,
         ("migrations_per_s", "load balancing"): 1.5,
     }
-
-
-def test_the_schema_is_printed_and_knows_every_kind() -> None:
-    schema = json.loads(run("--schema").output)
-    assert set(schema["discriminator"]["mapping"]) == set(FILES.kinds)
-    for name in schema["discriminator"]["mapping"].values():
-        assert schema["$defs"][name.rpartition("/")[2]]["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(
@@ -215,7 +177,7 @@ def test_the_schema_is_printed_and_knows_every_kind() -> None:
 )
 def test_a_wrong_key_is_named(kind: str, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
-        FILES.parse({"kind": kind, **BASE, **OF_KIND.get(kind, {}), **changes})
+        FILES.parse(COMMAND.document(kind, **changes))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +191,7 @@ def test_what_cannot_be_served_is_named_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload: dict[str, Any], named: str
 ) -> None:
     monkeypatch.setenv("CATENARY_DATA", str(tmp_path))
-    done = run(str(file_of(tmp_path, "serving", workloads=[workload])))
+    done = COMMAND.run(str(COMMAND.file(tmp_path, "serving", workloads=[workload])))
     assert done.exit_code == 1
     assert named in str(done.exception)
 
@@ -243,7 +205,3 @@ def test_each_seed_of_a_trace_begins_elsewhere() -> None:
     for work in firsts.values():
         seconds = work.arrived_ns[-1] / 1e9
         assert scenario.warm_up_s + scenario.duration_s - 20 < seconds <= 1000
-
-
-def test_nothing_to_run_is_bad_usage() -> None:
-    assert run().exit_code == 2

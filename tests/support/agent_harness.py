@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from catenary_services.telemetry.tracing import Tracer
 from catenary_services.transport.frames import layout, tensor_views
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.settings import TransportSettings
+from shared_helpers.peers import peer_of
 
 MODEL = ModelKey("toy", "1")
 SECOND_NS = 1_000_000_000
@@ -75,17 +76,6 @@ class TestPeer:
 
 def hub_settings(folder: Path, *transports: str) -> TransportSettings:
     return TransportSettings(enabled=transports or ("shm", "tcp"), runtime_dir=folder)
-
-
-def peer_of(peer_id: str, hub: TransportHub, incarnation: int = 1) -> common_pb2.Peer:
-    return common_pb2.Peer(
-        peer_id=peer_id,
-        incarnation=incarnation,
-        addresses=[
-            common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
-            for a in hub.addresses
-        ],
-    )
 
 
 class ScriptedExecutor:
@@ -277,13 +267,6 @@ def header(
         budget_ns=budget_ns,
         plan_id="p",
     )
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Waits for state that nobody announces (a counter of another object)."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def entered(executor: ScriptedExecutor, timeout_s: float = 30.0) -> None:

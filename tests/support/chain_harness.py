@@ -17,12 +17,7 @@ Serving = tuple[FakeGateway, list[FakeAgent]]
 
 
 async def serving(process: SchedulerProcess, crowd: Crowd, *scripts: AgentScript) -> Serving:
-    gateway = await crowd.gateway(process.port)
-    agents = [
-        await crowd.agent(process.port, f"agent-{i}", script) for i, script in enumerate(scripts)
-    ]
-    await until(lambda: gateway.serves("llm"), "ready")
-    return gateway, agents
+    return await crowd.serving(process.port, *scripts, model="llm")
 
 
 def route(start: scheduler_pb2.StartSession) -> list[tuple[str, int, int]]:

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import grpc.aio
 import numpy as np
+from opentelemetry.sdk.trace.export import SpanExporter
 
 from catenary_gateway.process import GatewayProcess
 from catenary_gateway.settings import GatewaySettings
@@ -30,6 +32,8 @@ from catenary_services.transport.frames import layout, tensor_views
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
+from shared_helpers.peers import peer_of
+from shared_helpers.waiting import until
 
 AGENT = "agent-0"
 GATEWAY = "gateway-t"
@@ -217,20 +221,13 @@ class EchoAgent:
     """Sends every frame it gets back as a result, output out_N being input in_N."""
 
     hub: TransportHub
+    agent_id: str = AGENT
     hold: bool = False
     copies: int = 1
     headers: list[frame_pb2.FrameHeader] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     held: list[tuple[frame_pb2.FrameHeader, bytes]] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    @property
-    def peer(self) -> common_pb2.Peer:
-        addresses = [
-            common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
-            for a in self.hub.addresses
-        ]
-        return common_pb2.Peer(peer_id=AGENT, incarnation=1, addresses=addresses)
 
     def receive(self, frame: ReceivedFrame) -> None:
         header = frame_pb2.FrameHeader.FromString(frame.header)
@@ -264,12 +261,10 @@ class EchoAgent:
 
 
 @dataclass
-class Stage:
-    """A gateway and its scripted peers."""
+class Endpoints:
+    """Where a gateway is asked."""
 
     gateway: GatewayProcess
-    scheduler: ScriptedScheduler
-    agent: EchoAgent
 
     @property
     def grpc(self) -> str:
@@ -284,17 +279,39 @@ class Stage:
         return f"127.0.0.1:{self.gateway.admin_port}"
 
 
+@dataclass
+class Stage(Endpoints):
+    """A gateway and its scripted peers."""
+
+    scheduler: ScriptedScheduler
+    agent: EchoAgent
+
+
+class ScriptedAgent(Protocol):
+    """An agent that frames come to."""
+
+    agent_id: str
+    hub: TransportHub
+    tasks: set[asyncio.Task[None]]
+
+    def receive(self, frame: ReceivedFrame) -> None: ...
+
+
 @asynccontextmanager
-async def stage(
-    tmp_path: Path, *, exporter=None, wait: bool = True, **settings
-) -> AsyncIterator[Stage]:
-    """Starts everything; `settings` are the gateway's."""
-    scheduler = ScriptedScheduler()
+async def gateway_among(
+    tmp_path: Path,
+    scheduler: ScriptedScheduler,
+    agents: Sequence[ScriptedAgent],
+    *,
+    exporter: SpanExporter | None = None,
+    wait: bool = True,
+    **settings: object,
+) -> AsyncIterator[GatewayProcess]:
+    """Starts a gateway after its peers, and introduces all; `settings` are the gateway's."""
     await scheduler.start()
-    hub = TransportHub(AGENT, TransportSettings(runtime_dir=tmp_path / "run"))
-    agent = EchoAgent(hub)
-    await hub.start(agent.receive)
-    scheduler.peers.append(agent.peer)
+    for agent in agents:
+        await agent.hub.start(agent.receive)
+        scheduler.peers.append(peer_of(agent.agent_id, agent.hub))
     known = {
         "gateway_id": GATEWAY,
         "grpc_port": 0,
@@ -309,17 +326,29 @@ async def stage(
         await gateway.start()
         if wait:
             hello = await scheduler.hear("hello")
-            hub.update_directory([hello.peer])
-            async with asyncio.timeout(30):
-                while not gateway._catalog.known:
-                    await asyncio.sleep(0.005)
-        yield Stage(gateway, scheduler, agent)
+            for agent in agents:
+                agent.hub.update_directory([hello.peer])
+            await until(lambda: gateway._catalog.known, "it knows the models")
+        yield gateway
     finally:
         await gateway.stop()
-        for task in list(agent.tasks):
-            task.cancel()
-        await hub.close()
+        for agent in agents:
+            for task in list(agent.tasks):
+                task.cancel()
+            await agent.hub.close()
         await scheduler.stop()
+
+
+@asynccontextmanager
+async def stage(
+    tmp_path: Path, *, exporter=None, wait: bool = True, **settings
+) -> AsyncIterator[Stage]:
+    """Starts everything; `settings` are the gateway's."""
+    scheduler = ScriptedScheduler()
+    agent = EchoAgent(TransportHub(AGENT, TransportSettings(runtime_dir=tmp_path / "run")))
+    started = gateway_among(tmp_path, scheduler, [agent], exporter=exporter, wait=wait, **settings)
+    async with started as gateway:
+        yield Stage(gateway, scheduler, agent)
 
 
 def rows_of(values: np.ndarray, header: frame_pb2.FrameHeader, payload: bytes) -> np.ndarray:

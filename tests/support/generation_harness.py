@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from catenary_gateway.process import GatewayProcess
-from catenary_gateway.settings import GatewaySettings
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
-from gateway_harness import GATEWAY, Down, ScriptedScheduler, echo
+from gateway_harness import Down, Endpoints, ScriptedScheduler, echo, gateway_among
+from shared_helpers.waiting import until
 from small_models.tiny_tokenizer import END, text_model, tokens_of
 
 SESSION_TOKENS = 512
@@ -100,14 +99,6 @@ class TextAgent:
     frames: list[frame_pb2.FrameHeader] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    @property
-    def peer(self) -> common_pb2.Peer:
-        addresses = [
-            common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
-            for a in self.hub.addresses
-        ]
-        return common_pb2.Peer(peer_id=self.agent_id, incarnation=1, addresses=addresses)
-
     def receive(self, frame: ReceivedFrame) -> None:
         header = frame_pb2.FrameHeader.FromString(frame.header)
         frame.release()
@@ -175,10 +166,9 @@ class SessionScheduler(ScriptedScheduler):
 
 
 @dataclass
-class TextStage:
+class TextStage(Endpoints):
     """A gateway that serves text and its scripted peers."""
 
-    gateway: GatewayProcess
     scheduler: SessionScheduler
     agents: list[TextAgent]
 
@@ -187,16 +177,8 @@ class TextStage:
         return self.agents[0]
 
     @property
-    def grpc(self) -> str:
-        return f"127.0.0.1:{self.gateway.grpc_port}"
-
-    @property
     def http(self) -> str:
-        return f"http://127.0.0.1:{self.gateway.http_port}"
-
-    @property
-    def admin(self) -> str:
-        return f"127.0.0.1:{self.gateway.admin_port}"
+        return f"http://{super().http}"
 
     def leftovers(self) -> dict[str, int]:
         """What the gateway still holds; all zero when nothing is unanswered."""
@@ -212,9 +194,7 @@ class TextStage:
 
     async def is_empty(self) -> None:
         """Waits until nothing is held; fails if something stays."""
-        async with asyncio.timeout(30):
-            while any(self.leftovers().values()):
-                await asyncio.sleep(0.005)
+        await until(lambda: not any(self.leftovers().values()), "that all is free")
 
 
 async def answering(session: Session) -> None:
@@ -230,41 +210,12 @@ async def text_stage(
     text_model(tmp_path / "models")
     served = list(models) or [generating(), echo("toy", ("FP32", -1, 4))]
     scheduler = SessionScheduler(served)
-    await scheduler.start()
-    hubs = [
-        TransportHub(f"agent-{n}", TransportSettings(runtime_dir=tmp_path / "run"))
-        for n in range(agents)
-    ]
-    team = [TextAgent(f"agent-{n}", hub) for n, hub in enumerate(hubs)]
-    for agent in team:
-        await agent.hub.start(agent.receive)
-        scheduler.peers.append(agent.peer)
-    known = {
-        "gateway_id": GATEWAY,
-        "grpc_port": 0,
-        "http_port": 0,
-        "admin_port": 0,
-        "insecure": True,
-        "scheduler_addresses": [f"127.0.0.1:{scheduler.port}"],
-        "runtime_dir": tmp_path / "run",
-        "model_repository": tmp_path / "models",
-    }
-    gateway = GatewayProcess(GatewaySettings(**(known | settings)), exporter=exporter)
-    try:
-        await gateway.start()
-        hello = await scheduler.hear("hello")
-        for hub in hubs:
-            hub.update_directory([hello.peer])
-        async with asyncio.timeout(30):
-            while not gateway._catalog.known:
-                await asyncio.sleep(0.005)
+    transports = TransportSettings(runtime_dir=tmp_path / "run")
+    names = [f"agent-{number}" for number in range(agents)]
+    team = [TextAgent(name, TransportHub(name, transports)) for name in names]
+    settings = {"model_repository": tmp_path / "models", **settings}
+    started = gateway_among(tmp_path, scheduler, team, exporter=exporter, **settings)
+    async with started as gateway:
         stage = TextStage(gateway, scheduler, team)
         yield stage
         await stage.is_empty()
-    finally:
-        await gateway.stop()
-        for agent in team:
-            for task in list(agent.tasks):
-                task.cancel()
-            await agent.hub.close()
-        await scheduler.stop()

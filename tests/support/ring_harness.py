@@ -23,7 +23,8 @@ from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey, PartitionKey
-from tests.support.agent_harness import SECOND_NS, Net, Node, TestPeer, until
+from shared_helpers.waiting import until
+from tests.support.agent_harness import SECOND_NS, Net, Node, TestPeer
 
 MODEL = ModelKey("toy", "1")
 BLOCKS = 6

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +25,7 @@ from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.models.model_repository import ModelRepository
 from scheduling_cases.sized_decoders import decoder_table
+from shared_helpers.waiting import until
 
 MS = 1_000_000
 TOY = ModelKey("toy", "1")
@@ -110,14 +109,6 @@ async def crash(process: SchedulerProcess) -> None:
     await process.stop()
 
 
-async def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
-        await asyncio.sleep(0.005)
-    return found
-
-
 class Client:
     """One stream to a scheduler that keeps everything it is told."""
 
@@ -198,14 +189,9 @@ class AgentScript:
     """What it runs decoders with."""
 
 
-def cut_in_two(folder: Path) -> Path:
-    """Writes a plan with the halves of the toy model on two agents."""
-    halves = [{"blocks": [0, 2], "agents": ["agent-0"]}, {"blocks": [2, 4], "agents": ["agent-1"]}]
-    file = folder / "cut-in-two.json"
-    file.write_text(
-        json.dumps({"models": [{"name": "toy", "pipelines": [{"batch": 2, "partitions": halves}]}]})
-    )
-    return file
+_HALVES = [{"blocks": [0, 2], "agents": ["agent-0"]}, {"blocks": [2, 4], "agents": ["agent-1"]}]
+CUT_IN_TWO = {"models": [{"name": "toy", "pipelines": [{"batch": 2, "partitions": _HALVES}]}]}
+"""A plan with the halves of the toy model on two agents."""
 
 
 class FakeAgent(Client):
@@ -471,6 +457,24 @@ class Crowd:
         await self._start(gateway)
         return gateway
 
+    async def serving(
+        self,
+        port: int,
+        *scripts: AgentScript,
+        agents: int = 1,
+        named: str = "agent",
+        model: str = "toy",
+    ) -> tuple[FakeGateway, list[FakeAgent]]:
+        """A gateway, and an agent for each script or so many plain ones, once they serve a model."""
+        gateway = await self.gateway(port)
+        crew = scripts or [AgentScript() for _ in range(agents)]
+        started = [
+            await self.agent(port, f"{named}-{number}", script)
+            for number, script in enumerate(crew)
+        ]
+        await until(lambda: gateway.serves(model), f"{model} is served")
+        return gateway, started
+
     async def _start(self, client: Client) -> None:
         self._clients.append(client)
         await client.start()
@@ -483,3 +487,10 @@ class Crowd:
 async def admin(port: int) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield admin_pb2_grpc.AdminStub(channel)
+
+
+@asynccontextmanager
+async def operated(values: SchedulerSettings) -> AsyncIterator[tuple[SchedulerProcess, Any]]:
+    """A scheduler, and the calls of its operators."""
+    async with scheduler(values) as process, admin(process.port) as stub:
+        yield process, stub

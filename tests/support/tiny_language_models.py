@@ -130,3 +130,18 @@ def imported_llama() -> tuple[ModelRepository, ModelKey, Any]:
         options = importing.ImportOptions(session_tokens=64)
         importing.import_decoder(repository, folder / "source", key, options)
     return repository, key, whole
+
+
+PROMPTS = {n: [(7 * n + 3 * i * i) % 150 + 3 for i in range(2 + 5 * n)] for n in range(1, 7)}
+"""By session, for `imported_llama`."""
+TOKENS = 16
+
+
+@cache
+def llama_answers() -> dict[int, list[int]]:
+    """Returns the first tokens that the whole model says after each of `PROMPTS`."""
+    _, _, whole = imported_llama()
+    answers = {session: greedy(whole, prompt, TOKENS) for session, prompt in PROMPTS.items()}
+    assert len({tuple(answer) for answer in answers.values()}) == len(PROMPTS)
+    assert all(len(set(answer)) > 3 for answer in answers.values())  # worth comparing
+    return answers

@@ -12,12 +12,7 @@ from catenary_lab.chains.bprr_placement import BprrServer, BprrTask, bprr_placem
 from catenary_lab.chains.path_dispatcher import PathDispatcher
 from catenary_lab.chains.paths import PathServer
 from catenary_lab.chains.petals import PetalsMetric
-from catenary_lab.chains.petals_placement import (
-    PetalsModel,
-    PetalsServer,
-    Rule,
-    petals_placement,
-)
+from catenary_lab.chains.petals_placement import PetalsModel, PetalsServer, petals_placement
 from catenary_lab.chains.windows import Window, complete
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
@@ -44,12 +39,7 @@ class PlacedPaths:
 
 
 def serve_petals(
-    cluster: ChainsCluster,
-    workload: SessionWorkload,
-    seed: int,
-    rule: Rule = "sorted",
-    *,
-    capped: bool = False,
+    cluster: ChainsCluster, workload: SessionWorkload, seed: int
 ) -> ChainResult | None:
     """Returns how PETALS serves a workload; None if it leaves a block without host.
 
@@ -57,18 +47,12 @@ def serve_petals(
         cluster: The servers.
         workload: The sessions to serve.
         seed: Decides the order in which servers join.
-        rule: The measure by which blocks are served worst, in which published variants differ.
-        capped: Whether the caps of GPU slices on hosted blocks hold, as in the authors' program.
     """
-    return _serve(cluster, workload, petals_paths(cluster, seed, rule, capped=capped))
+    return _serve(cluster, workload, petals_paths(cluster, seed))
 
 
 def serve_bprr(
-    cluster: ChainsCluster,
-    workload: SessionWorkload,
-    rate_per_s: float,
-    *,
-    by_ends: bool = False,
+    cluster: ChainsCluster, workload: SessionWorkload, rate_per_s: float
 ) -> ChainResult | None:
     """Returns how BPRR serves a workload; None if it leaves a block without host.
 
@@ -76,15 +60,11 @@ def serve_bprr(
         cluster: The servers.
         workload: The sessions to serve.
         rate_per_s: Arrival rate that the blocks are placed for.
-        by_ends: Whether to route by expected ends, as the original does, instead of as the
-            server-chain paper's authors do.
     """
-    return _serve(cluster, workload, _bprr_paths(cluster, rate_per_s, by_ends=by_ends))
+    return _serve(cluster, workload, _bprr_paths(cluster, rate_per_s))
 
 
-def petals_paths(
-    cluster: ChainsCluster, seed: int, rule: Rule = "sorted", *, capped: bool = False
-) -> PlacedPaths:
+def petals_paths(cluster: ChainsCluster, seed: int) -> PlacedPaths:
     """Returns the placement and dispatcher of PETALS."""
     model = _petals_model(cluster.model)
     servers = [
@@ -92,12 +72,11 @@ def petals_paths(
             round(server.gpu.memory_gb * 10**9),
             server.gpu.forward_rps,
             server.gpu.network_rps,
-            server.gpu.petals_most_blocks if capped else None,
         )
         for server in cluster.servers
     ]
     order = np.random.default_rng((seed, 3)).permutation(len(servers)).tolist()
-    windows = petals_placement(model, servers, order, rule)
+    windows = petals_placement(model, servers, order)
     cache_bytes = round(cluster.model.cache_gb * 10**9)
     slots = [model.slots(window.blocks, cache_bytes) for window in windows]
     numbers, paths = _path_servers(cluster, windows, slots)
@@ -127,7 +106,7 @@ def _petals_model(model: DecoderModel) -> PetalsModel:
     )
 
 
-def _bprr_paths(cluster: ChainsCluster, rate_per_s: float, *, by_ends: bool) -> PlacedPaths:
+def _bprr_paths(cluster: ChainsCluster, rate_per_s: float) -> PlacedPaths:
     """Returns the placement and dispatcher of BPRR."""
     model, task = cluster.model, cluster.task(rate_per_s)
     placed = bprr_placement(
@@ -151,11 +130,8 @@ def _bprr_paths(cluster: ChainsCluster, rate_per_s: float, *, by_ends: bool) -> 
         [round(float(each.communication_s) * NANOSECONDS_PER_SECOND) for each in planned],
         [round(float(each.block_s) * NANOSECONDS_PER_SECOND) for each in planned],
         [placed.windows[number].blocks for number in numbers],
-        by_ends,
     )
-    expected_ns = metric.path_ns if by_ends else None
-    dispatcher = PathDispatcher(MODEL, paths, model.blocks, metric, expected_ns)
-    return PlacedPaths(placed.windows, dispatcher)
+    return PlacedPaths(placed.windows, PathDispatcher(MODEL, paths, model.blocks, metric))
 
 
 def _serve(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catenary_lab.chains.paths import Occupancy, Path
+from catenary_lab.chains.paths import Occupancy
 from catenary_services.domain.ids import Nanoseconds
 
 
@@ -25,8 +25,6 @@ class BprrMetric:
     """Computation time per block, tau_p, of each server."""
     hosted: Sequence[int]
     """Number of blocks that each server hosts."""
-    by_ends: bool = False
-    """Whether to derive waiting times from expected ends instead of from the number of sessions."""
 
     def link_ns(self, before: int, server: int, blocks: int) -> Nanoseconds:
         """Returns tau_c + tau_p per block; the server before does not matter."""
@@ -36,30 +34,9 @@ class BprrMetric:
         """Returns 0: tau_c covers both ways."""
         return 0
 
-    def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
+    def extra_ns(self, server: int, blocks: int, occupancy: Occupancy) -> int:
         """Returns how long a session is expected to wait for its slots on a server."""
-        missing = blocks - (occupancy.slots - occupancy.held)
-        if missing <= 0:
+        if blocks <= occupancy.slots - occupancy.held:
             return 0
-        if self.by_ends:
-            return _until_free(occupancy, missing, now)
         whole = self.communication_ns[server] + self.block_ns[server] * self.hosted[server]
         return whole // max(1, occupancy.running)
-
-    def path_ns(self, path: Path) -> Nanoseconds:
-        """Returns the expected time of a session on a path."""
-        return sum(
-            self.link_ns(-1, server, hop.blocks)
-            for server, hop in zip(path.servers, path.hops, strict=True)
-        )
-
-
-def _until_free(occupancy: Occupancy, missing: int, now: Nanoseconds) -> Nanoseconds:
-    """Returns the time until `missing` more slots will have been given back."""
-    wait = 0
-    for end, blocks in sorted(occupancy.ends.values()):
-        wait = max(0, end - now)
-        missing -= blocks
-        if missing <= 0:
-            break
-    return wait

@@ -12,15 +12,9 @@ in service does not have, and a request that waits for one server keeps slots of
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from catenary_lab.chains.paths import (
-    Occupancy,
-    Path,
-    PathCosts,
-    PathFinder,
-    PathServer,
-)
+from catenary_lab.chains.paths import Occupancy, Path, PathCosts, PathFinder, PathServer
 from catenary_scheduler.dispatch.events import (
     CloseSessions,
     Command,
@@ -60,7 +54,6 @@ class PathDispatcher:
         servers: The servers that host blocks, in the order in which the policy numbers them.
         blocks: Number of blocks of the model.
         costs: The costs of the policy.
-        expected_ns: Expected time of a session on a path, for policies that look at ends.
     """
 
     def __init__(
@@ -69,10 +62,8 @@ class PathDispatcher:
         servers: Sequence[PathServer],
         blocks: int,
         costs: PathCosts,
-        expected_ns: Callable[[Path], Nanoseconds] | None = None,
     ) -> None:
         self._model = model
-        self._expected_ns = expected_ns
         self._finder = PathFinder(servers, blocks, costs)
         self.occupancy = [Occupancy(server.slots) for server in servers]
         """Occupancy of each server, numbered as in `servers`."""
@@ -84,21 +75,21 @@ class PathDispatcher:
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
         """Updates the state by one event and returns the commands that follow from it."""
         if isinstance(event, SessionRequested):
-            return self._requested(event, now)
+            return self._requested(event)
         if isinstance(event, SessionsClosed):
-            return self._closed(event, now)
+            return self._closed(event)
         if isinstance(event, RequestCompleted | RequestCancelled):
-            return self._over(event.request, now)
+            return self._over(event.request)
         return []
 
     def next_wakeup(self) -> Nanoseconds | None:
         """Returns None: nothing here waits for time to pass."""
         return None
 
-    def _requested(self, event: SessionRequested, now: Nanoseconds) -> list[Command]:
+    def _requested(self, event: SessionRequested) -> list[Command]:
         servers = None
         if event.model == self._model:
-            servers = self._finder.shortest(self.occupancy, now)
+            servers = self._finder.shortest(self.occupancy)
         if servers is None:
             return [Reject(event.request, NoActivePlan.reason, "no path through all blocks")]
         path = self._finder.path(servers, self._model)
@@ -109,9 +100,9 @@ class PathDispatcher:
             state.held += hop.blocks
             state.assigned += 1
             self._queues[server].append((session, hop.blocks))
-        return self._grant(servers, now)
+        return self._grant(servers)
 
-    def _grant(self, servers: Sequence[int], now: Nanoseconds) -> list[Command]:
+    def _grant(self, servers: Sequence[int]) -> list[Command]:
         """Grants free slots on these servers to the heads of their queues."""
         commands: list[Command] = []
         for server in servers:
@@ -122,24 +113,21 @@ class PathDispatcher:
                 state.free -= blocks
                 session.missing -= 1
                 if session.missing == 0:
-                    commands.append(self._start(session, now))
+                    commands.append(self._start(session))
         return commands
 
-    def _start(self, session: _Session, now: Nanoseconds) -> StartSession:
+    def _start(self, session: _Session) -> StartSession:
         number = SessionId(self._next)
         self._next += 1
         session.session = number
         self._started[number] = session
-        end = None if self._expected_ns is None else now + self._expected_ns(session.path)
         for server, hop in zip(session.path.servers, session.path.hops, strict=True):
             state = self.occupancy[server]
             state.running += 1
-            if end is not None:
-                state.ends[number] = (end, hop.blocks)
             session.closing[hop.agent] = server
         return StartSession(number, session.request, session.path.chain_id, session.path.hops)
 
-    def _closed(self, event: SessionsClosed, now: Nanoseconds) -> list[Command]:
+    def _closed(self, event: SessionsClosed) -> list[Command]:
         freed = []
         for number in event.sessions:
             session = self._started.get(number)
@@ -151,21 +139,20 @@ class PathDispatcher:
             state.free += session.path.hops[at].blocks
             self._leave(server, session.path.hops[at].blocks)
             state.running -= 1
-            state.ends.pop(number, None)
             freed.append(server)
             if not session.closing:
                 del self._started[number]
-        return self._grant(freed, now)
+        return self._grant(freed)
 
-    def _over(self, request: RequestId, now: Nanoseconds) -> list[Command]:
+    def _over(self, request: RequestId) -> list[Command]:
         session = self._sessions.pop(request, None)
         if session is None:
             return []
         if session.session is not None:
             return [CloseSessions(agent, (session.session,)) for agent in session.closing]
-        return self._withdraw(session, now)
+        return self._withdraw(session)
 
-    def _withdraw(self, session: _Session, now: Nanoseconds) -> list[Command]:
+    def _withdraw(self, session: _Session) -> list[Command]:
         """Removes a waiting request from all queues."""
         for server, hop in zip(session.path.servers, session.path.hops, strict=True):
             left = deque(each for each in self._queues[server] if each[0] is not session)
@@ -173,7 +160,7 @@ class PathDispatcher:
                 self.occupancy[server].free += hop.blocks
             self._queues[server] = left
             self._leave(server, hop.blocks)
-        return self._grant(session.path.servers, now)
+        return self._grant(session.path.servers)
 
     def _leave(self, server: int, blocks: int) -> None:
         state = self.occupancy[server]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey, SessionId
+from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey
 from catenary_services.domain.plan import ChainHop
 
 
@@ -39,7 +39,7 @@ class Link:
 class Occupancy:
     """The block slots of one server in use, and the sessions that use them."""
 
-    __slots__ = ("assigned", "ends", "free", "held", "running", "slots")
+    __slots__ = ("assigned", "free", "held", "running", "slots")
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -51,8 +51,6 @@ class Occupancy:
         """Number of sessions that run here."""
         self.assigned = 0
         """Number of unfinished requests whose path leads here."""
-        self.ends: dict[SessionId, tuple[Nanoseconds, int]] = {}
-        """Expected end and number of slots of each running session."""
 
 
 class PathCosts(Protocol):
@@ -69,8 +67,8 @@ class PathCosts(Protocol):
         """Returns the cost of the way from the last server back to the orchestrator."""
         ...
 
-    def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
-        """Returns the price, besides, of processing `blocks` blocks on a server from now on."""
+    def extra_ns(self, server: int, blocks: int, occupancy: Occupancy) -> int:
+        """Returns the price, besides, of processing `blocks` blocks on a server."""
         ...
 
 
@@ -106,7 +104,7 @@ class PathFinder:
         ]
         self._paths: dict[tuple[int, ...], Path] = {}
 
-    def shortest(self, occupancy: Sequence[Occupancy], now: Nanoseconds) -> tuple[int, ...] | None:
+    def shortest(self, occupancy: Sequence[Occupancy]) -> tuple[int, ...] | None:
         """Returns the cheapest path through all blocks; None if there is none.
 
         Of several cheapest paths, it is the one that is found first in the order of servers.
@@ -120,7 +118,7 @@ class PathFinder:
                 base = 0 if link.before < 0 else reached[link.before]
                 if base is None:
                     continue
-                cost = base + link.cost_ns + self._costs.extra_ns(server, link.blocks, state, now)
+                cost = base + link.cost_ns + self._costs.extra_ns(server, link.blocks, state)
                 if cheapest is None or cost < cheapest:
                     cheapest, before[server] = cost, link.before
             reached[server] = cheapest

@@ -43,6 +43,6 @@ class PetalsMetric:
         """Returns half a round trip, to the orchestrator."""
         return self.rtt_ns(server, -1) // 2
 
-    def extra_ns(self, server: int, blocks: int, occupancy: Occupancy, now: Nanoseconds) -> int:
+    def extra_ns(self, server: int, blocks: int, occupancy: Occupancy) -> int:
         """Returns 10 s if the server runs as many sessions as it can, and 0 otherwise."""
         return FULL_NS if occupancy.assigned >= self.sessions else 0

@@ -13,21 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
-from catenary_lab.chains.windows import (
-    EMPTY,
-    Window,
-    common_integers,
-    least_sorted,
-    window_sums,
-)
+from catenary_lab.chains.windows import EMPTY, Window, common_integers, least_sorted
 from catenary_scheduler.planning.chains.problem import Number, exact
 from catenary_services.errors import InvalidInput
-
-Rule = Literal["sorted", "total"]
-"""Measure by which blocks are served worst. `sorted`: least sorted vector of loads (PETALS).
-`total`: least sum (the paper's authors)."""
 
 _AUTOGRAD_BYTES = 2 * 1024**3
 _AUTOGRAD_HIDDEN = 14336
@@ -84,14 +73,11 @@ class PetalsServer:
     """Number of forward passes of one block that it computes per second."""
     network_rps: Number
     """Number of requests that its network carries per second."""
-    most_blocks: int | None = None
-    """Largest number of blocks it may host, whatever its memory; None: no limit."""
 
     def hosted(self, model: PetalsModel) -> int:
         """Returns how many blocks the server takes: min(L, floor((M - A) / (w + k)))."""
         room = exact(self.memory_bytes) - model.reserve_bytes
-        fit = max(0, int(room / (model.block_bytes + model.cache_bytes)))
-        return min(model.blocks, fit if self.most_blocks is None else min(fit, self.most_blocks))
+        return min(model.blocks, max(0, int(room / (model.block_bytes + model.cache_bytes))))
 
     def throughput(self, hosted: int) -> Fraction:
         """Returns the throughput r = min(f / ((1 + m) / 2), n) of a server with m blocks."""
@@ -99,15 +85,16 @@ class PetalsServer:
 
 
 def petals_placement(
-    model: PetalsModel, servers: Sequence[PetalsServer], order: Sequence[int], rule: Rule = "sorted"
+    model: PetalsModel, servers: Sequence[PetalsServer], order: Sequence[int]
 ) -> list[Window]:
     """Returns the blocks of every server, by its index.
+
+    A server takes the window whose sorted loads are least.
 
     Args:
         model: The model to place.
         servers: The servers that join.
         order: The order in which they join, a permutation of their indices.
-        rule: The measure by which blocks are served worst.
 
     Raises:
         InvalidInput: `order` is not a permutation.
@@ -124,11 +111,7 @@ def petals_placement(
         count = counts[index]
         if count == 0:
             continue
-        if rule == "sorted":
-            first = least_sorted(loads, count)
-        else:
-            sums = window_sums(loads, count)
-            first = sums.index(min(sums))
+        first = least_sorted(loads, count)
         placed[index] = Window(first, first + count)
         for block in range(first, first + count):
             loads[block] += rates[index]

@@ -9,7 +9,6 @@ from typing import Literal
 from catenary_lab.packing.baselines import BestFit, WorstFit
 from catenary_lab.packing.load_balancing import LoadBalancing
 from catenary_scheduler.packing.lazy.lazy_pool import LazyPool
-from catenary_scheduler.packing.load_balancing import THRESHOLD_SHARE
 from catenary_scheduler.packing.mell.pool import MellPool
 from catenary_scheduler.packing.moves import EpochResult, Item, PackingMove
 from catenary_scheduler.packing.policies import PackingPolicy
@@ -27,12 +26,10 @@ class PolicyChoice:
         name: Name of the policy.
         reserve: Whether sessions count with their final length from the start (BF and WF of systems
             that reserve), which no policy can know in service.
-        threshold: Threshold of load balancing, as a share of the capacity.
     """
 
     name: PolicyName
     reserve: bool = False
-    threshold: float = THRESHOLD_SHARE
 
     def make(self, capacity: int, most_gpus: int | None) -> PackingPolicy:
         """Returns the policy without sessions.
@@ -41,7 +38,7 @@ class PolicyChoice:
             capacity: Capacity of a GPU, in blocks.
             most_gpus: Number of GPUs; None: any number.
         """
-        return _MAKERS[self.name](self, capacity, most_gpus)
+        return _POLICIES[self.name](capacity, most_bins=most_gpus)
 
 
 class OneByOne(MellPool):
@@ -78,13 +75,11 @@ class OneByOne(MellPool):
         return EpochResult(tuple(moves), there, self.queued(), tuple(preempted))
 
 
-_MAKERS: dict[PolicyName, Callable[[PolicyChoice, int, int | None], PackingPolicy]] = {
-    "best-fit": lambda _, capacity, most: BestFit(capacity, most_bins=most),
-    "worst-fit": lambda _, capacity, most: WorstFit(capacity, most_bins=most),
-    "load-balancing": lambda choice, capacity, most: LoadBalancing(
-        capacity, most_bins=most, threshold=int(choice.threshold * capacity)
-    ),
-    "mell": lambda _, capacity, most: OneByOne(capacity, most_bins=most),
-    "mell-batched": lambda _, capacity, most: MellPool(capacity, most_bins=most),
-    "pack": lambda _, capacity, most: LazyPool(capacity, most_bins=most),
+_POLICIES: dict[PolicyName, Callable[..., PackingPolicy]] = {
+    "best-fit": BestFit,
+    "worst-fit": WorstFit,
+    "load-balancing": LoadBalancing,
+    "mell": OneByOne,
+    "mell-batched": MellPool,
+    "pack": LazyPool,
 }

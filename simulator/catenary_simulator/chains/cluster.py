@@ -53,8 +53,6 @@ class GpuSlice:
     """Forward passes of a block per second, as PETALS measures them."""
     network_rps: float = 1.0
     """Requests per second its network carries, as PETALS measures them."""
-    petals_most_blocks: int | None = None
-    """Most blocks that PETALS hosts on it; None: no such limit."""
 
     def block_token_ms(self, model: DecoderModel, factor: float) -> tuple[float, float, float]:
         """Returns milliseconds per block as a triple: per session, per input and per output token.

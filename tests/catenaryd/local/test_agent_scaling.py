@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
@@ -18,6 +16,7 @@ from catenaryd.local.agent_scaling import AgentScaling, ScalingSteps, ended, ste
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.local.supervisor import ChildProcess
 from scheduler_harness import until
+from shared_helpers.grpc_servers import listening
 
 
 def advice(wanted: int, **retiring: bool) -> admin_pb2.ScalingAdvice:
@@ -82,24 +81,12 @@ class FakeAdmin(admin_pb2_grpc.AdminServicer):
             yield each
 
 
-@asynccontextmanager
-async def serving(admin: FakeAdmin) -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
-
-
 async def test_advice_is_followed_over_the_loss_of_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agent_scaling, "FIRST_PAUSE_S", 0.01)
     admin, agents = FakeAdmin([advice(3)], [advice(1, a2=False), advice(1, a2=True)]), FakeAgents()
-    async with serving(admin) as target:
+    async with listening(admin_pb2_grpc.add_AdminServicer_to_server, admin) as target:
         task = asyncio.create_task(AgentScaling(target, agents, 3).run())
         await until(lambda: agents.stopped == ["agent-2"], "the drained agent is stopped")
         await until(lambda: admin.asked >= 3, "the stream is opened again")

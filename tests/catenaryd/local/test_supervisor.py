@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from catenaryd.local.supervisor import ChildProcess
+from shared_helpers.waiting import until
 
 
 @pytest.fixture
@@ -31,12 +31,6 @@ def child(tmp_path: Path) -> ChildProcess:
         "127.0.0.1:9",
     ]
     return ChildProcess("g", arguments, tmp_path / "g.log")
-
-
-async def until(condition, timeout_s: float = 30.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def is_ready(child: ChildProcess) -> bool:

@@ -134,9 +134,3 @@ def test_errors_are_the_platforms_own(tiny: Path) -> None:
     error = _run(tiny, *much).exception
     assert isinstance(error, PlanInfeasible)
     assert error.details["constraint"] == "gpus"
-
-
-def test_help_has_an_example() -> None:
-    for command in (["plan"], ["plan", "pools"]):
-        result = CliRunner().invoke(cli, [*command, "--help"])
-        assert "Example: catenaryd plan pools" in result.stdout

@@ -150,10 +150,3 @@ def test_the_command_ends_with_one_sentence_and_code_1(
     assert ended.value.code == 1
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "cases[0].perf.k1: is missing\n")
-
-
-@pytest.mark.parametrize("kind", ["placement", "rebalance"])
-def test_help_has_an_example(kind: str) -> None:
-    answer = CliRunner().invoke(cli, ["replay", kind, "--help"])
-    assert answer.exit_code == 0
-    assert f"Example: catenaryd replay {kind}" in answer.output

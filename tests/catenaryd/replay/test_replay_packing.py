@@ -169,9 +169,3 @@ def test_a_wrong_field_is_named(change: dict[str, Any], message: str) -> None:
     assert outcome.exception.message.startswith("cases[1].")
     assert message in outcome.exception.message
     assert outcome.stdout == ""
-
-
-def test_help_has_an_example() -> None:
-    answer = CliRunner().invoke(cli, ["replay", "packing", "--help"])
-    assert answer.exit_code == 0
-    assert "Example: catenaryd replay packing" in answer.output

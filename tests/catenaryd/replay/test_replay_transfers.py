@@ -77,9 +77,3 @@ def test_a_wrong_field_is_named(change: dict[str, Any], message: str) -> None:
     assert isinstance(outcome.exception, InvalidInput)
     assert f"cases[1].{message}" in outcome.exception.message
     assert outcome.stdout == ""
-
-
-def test_help_has_an_example() -> None:
-    answer = CliRunner().invoke(cli, ["replay", "transfers", "--help"])
-    assert answer.exit_code == 0
-    assert "Example: catenaryd replay transfers" in answer.output

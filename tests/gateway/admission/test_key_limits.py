@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from catenary_services.security.keys import Principal
 from catenaryd.commands.keys import create_key, list_keys, revoke_key
 from gateway_harness import Down, Stage, stage
 from generation_harness import text_stage
+from shared_helpers.waiting import until
 
 ONE = {"in_0": np.ones((1, 4), np.float32)}
 SECOND = 1_000_000_000
@@ -40,12 +41,6 @@ async def limited(tmp_path: Path, **limits: Any) -> AsyncIterator[tuple[Stage, s
 
 def sample(running: Stage, name: str, **labels: str) -> float | None:
     return running.gateway._metrics.registry.get_sample_value(name, labels)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # Priority

@@ -22,6 +22,7 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_services.errors import PartitionLost
 from generation_harness import Session, TextStage, text_stage
+from shared_helpers.waiting import until
 from small_models.tiny_tokenizer import tokens_of
 
 BEGIN = frame_pb2.SessionMove.STEP_BEGIN
@@ -440,9 +441,3 @@ async def test_operators_ask_for_stories_by_requests_that_run_or_have_ended(tmp_
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await admin.GetStory(admin_pb2.GetStoryRequest(**wrong))
             assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -26,8 +26,8 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.grpc.sampling_messages import sampling_of_message
-from gateway_harness import Down
-from generation_harness import GATEWAY, Session, TextStage, answering, generating, text_stage
+from gateway_harness import GATEWAY, Down
+from generation_harness import Session, TextStage, answering, generating, text_stage
 from small_models.tiny_tokenizer import END, tokens_of
 
 CODE = grpc.StatusCode

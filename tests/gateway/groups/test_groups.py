@@ -22,6 +22,8 @@ from catenary_services.domain.groups import next_epoch
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.settings import TransportSettings
 from gateway_harness import AGENT, GATEWAY, Down, EchoAgent, ScriptedScheduler, echo
+from shared_helpers.peers import peer_of
+from shared_helpers.waiting import until
 
 GROUPS = 2
 
@@ -60,11 +62,6 @@ class Groups:
             kinds.append(scheduler.heard.get_nowait().WhichOneof("kind"))
         return kinds.count("submit")
 
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.005)
-
     def counted(self, reason: str) -> float:
         registry = self.gateway._metrics.registry
         name = "catenary_reroutes_total"
@@ -86,7 +83,10 @@ async def groups(tmp_path: Path, workers: tuple[int, int] = (1, 1)) -> AsyncIter
     agent = EchoAgent(hub)
     await hub.start(agent.receive)
     # Only one of the groups knows the agent: whoever orders, the gateway finds it.
-    schedulers = [await led_by(0, workers[0], [agent.peer]), await led_by(1, workers[1], [])]
+    schedulers = [
+        await led_by(0, workers[0], [peer_of(AGENT, hub)]),
+        await led_by(1, workers[1], []),
+    ]
     gateway = GatewayProcess(
         GatewaySettings(
             gateway_id=GATEWAY,
@@ -106,7 +106,7 @@ async def groups(tmp_path: Path, workers: tuple[int, int] = (1, 1)) -> AsyncIter
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
             stage = Groups(gateway, schedulers, agent, oip_grpc.GRPCInferenceServiceStub(channel))
             tables = gateway._schedulers._models
-            await stage.until(lambda: len(tables.weights("toy", "1", range(GROUPS))) == GROUPS)
+            await until(lambda: len(tables.weights("toy", "1", range(GROUPS))) == GROUPS)
             yield stage
     finally:
         await gateway.stop()
@@ -132,7 +132,7 @@ async def test_requests_go_round_robin_by_the_workers_of_the_groups(tmp_path: Pa
         table[0].workers = 3
         stage.schedulers[1].send(Down(models=scheduler_pb2.ModelTable(models=table)))
         tables = stage.gateway._schedulers._models
-        await stage.until(lambda: tables.weights("toy", "1", [1]) == {1: 3})
+        await until(lambda: tables.weights("toy", "1", [1]) == {1: 3})
         assert await stage.shares(12) == [6, 6]
 
 
@@ -160,10 +160,10 @@ async def test_while_a_group_has_no_leader_the_other_serves_and_its_requests_wai
         held: list[scheduler_pb2.SubmitRequest] = []
         first.script = lambda submit: held.append(submit) or []
         waiting = [asyncio.ensure_future(stage.ask(n)) for n in range(4)]
-        await stage.until(lambda: len(held) == 2)
+        await until(lambda: len(held) == 2)
         stage.gateway._schedulers._listeners[0]._context.grace_s = 30.0
         await first.stop()
-        await stage.until(lambda: not stage.links[0].is_connected)
+        await until(lambda: not stage.links[0].is_connected)
         assert await stage.ask(7) == 7
         done = [task for task in waiting if task.done()]
         assert len(done) == 2
@@ -210,6 +210,6 @@ async def test_operators_see_all_groups_at_once_or_one_of_them(tmp_path: Path) -
             await stub.ApplyPlan(admin_pb2.ApplyPlanRequest(plan_json="{}"))
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         await stage.schedulers[0].stop()
-        await stage.until(lambda: not stage.links[0].is_connected)
+        await until(lambda: not stage.links[0].is_connected)
         left = await stub.GetStatus(ask)
         assert [group.scheduler_id for group in left.groups] == ["", "s1"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import grpc.aio
 import pytest
@@ -18,6 +18,7 @@ from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_protos.externalscaler import externalscaler_pb2 as keda
 from catenary_protos.externalscaler import externalscaler_pb2_grpc as keda_grpc
 from catenary_services.security.keys import ApiKeys, add_key
+from shared_helpers.grpc_servers import connected
 
 Advice = admin_pb2.ScalingAdvice
 
@@ -52,17 +53,6 @@ class Link:
 
 
 @asynccontextmanager
-async def served(add: Any, service: Any) -> AsyncIterator[grpc.aio.Channel]:
-    server = grpc.aio.server()
-    add(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield channel
-    await server.stop(0)
-
-
-@asynccontextmanager
 async def scaler(
     scheduler: Scheduler | None, keys: ApiKeys | None = None
 ) -> AsyncIterator[keda_grpc.ExternalScalerStub]:
@@ -70,10 +60,10 @@ async def scaler(
         behind = None
         if scheduler is not None:
             add = admin_pb2_grpc.add_AdminServicer_to_server
-            behind = await stack.enter_async_context(served(add, scheduler))
+            behind = await stack.enter_async_context(connected(add, scheduler))
         service = ExternalScaler(keys or ApiKeys.load(None), SchedulerAdmin(Link(behind)))
         add = keda_grpc.add_ExternalScalerServicer_to_server
-        yield keda_grpc.ExternalScalerStub(await stack.enter_async_context(served(add, service)))
+        yield keda_grpc.ExternalScalerStub(await stack.enter_async_context(connected(add, service)))
 
 
 def agents_of(*names: str, **states: str) -> list[admin_pb2.AgentStatus]:

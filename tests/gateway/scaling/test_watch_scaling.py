@@ -14,6 +14,9 @@ from catenary_gateway.endpoints.admin import AdminService, SchedulerAdmin
 from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.keys import ApiKeys, add_key
+from shared_helpers.grpc_servers import connected
+
+ADD = admin_pb2_grpc.add_AdminServicer_to_server
 
 
 class Scheduler(admin_pb2_grpc.AdminServicer):
@@ -34,26 +37,15 @@ class Link:
 
 
 @asynccontextmanager
-async def served(service: admin_pb2_grpc.AdminServicer) -> AsyncIterator[grpc.aio.Channel]:
-    server = grpc.aio.server()
-    admin_pb2_grpc.add_AdminServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield channel
-    await server.stop(0)
-
-
-@asynccontextmanager
 async def gateway(*, keys: ApiKeys, is_led: bool = True) -> AsyncIterator[Any]:
     async with AsyncExitStack() as stack:
         link = Link()
         if is_led:
-            link.channel = await stack.enter_async_context(served(Scheduler()))
+            link.channel = await stack.enter_async_context(connected(ADD, Scheduler()))
         nobody = cast(Any, None)
         request_metrics = cast(RequestMetrics, None)
         service = AdminService(keys, SchedulerAdmin(link), request_metrics, nobody, nobody)
-        channel = await stack.enter_async_context(served(service))
+        channel = await stack.enter_async_context(connected(ADD, service))
         yield admin_pb2_grpc.AdminStub(channel)
 
 

@@ -8,14 +8,29 @@ import pytest
 
 from catenary_agent.engine.engine import EngineLimits
 from catenary_protos.catenary.v1 import frame_pb2
-from tests.support.agent_harness import SECOND_NS, entered, header, until, x
+from shared_helpers.waiting import until
+from tests.support.agent_harness import SECOND_NS, entered, header, x
 
 MS = 1_000_000
 
 
-async def test_a_batch_comes_back_to_its_gateway_with_every_value(net):
+async def hosting(net):
+    """Returns a gateway, an agent, and the executor of the block that it hosts."""
     gateway, node = await net.gateway(), await net.agent()
-    node.host(0, 1)
+    return gateway, node, node.host(0, 1)
+
+
+async def computing(net):
+    """Returns the same, with batch 1 on the device until its gate is opened."""
+    gateway, node, executor = await hosting(net)
+    executor.gate.clear()
+    await gateway.send("a-0", header(1), t0=x(1))
+    await entered(executor)
+    return gateway, node, executor
+
+
+async def test_a_batch_comes_back_to_its_gateway_with_every_value(net):
+    gateway, _, _ = await hosting(net)
     await gateway.send("a-0", header(rows=3), t0=x(3))
     result = await gateway.next()
     np.testing.assert_array_equal(result.tensors["t1"], x(3) * 2)
@@ -26,8 +41,7 @@ async def test_a_batch_comes_back_to_its_gateway_with_every_value(net):
 
 
 async def test_batches_run_in_the_order_of_their_reservations(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, node, executor = await hosting(net)
     executor.gate.clear()
     await gateway.send("a-0", header(1, start_ns=0), t0=x(1, 100))
     await entered(executor)
@@ -60,8 +74,7 @@ async def test_two_gateways_share_a_batch_and_get_their_own_rows(net):
 
 
 async def test_rows_sent_twice_are_ignored(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, node, executor = await hosting(net)
     await gateway.send("a-0", header(rows=2, batch_rows=3), t0=x(2, 1))
     await gateway.send("a-0", header(rows=2, batch_rows=3), t0=x(2, 500))
     await gateway.send("a-0", header(rows=2, batch_rows=3, first_row=1), t0=x(2, 9))
@@ -92,8 +105,7 @@ async def test_outputs_travel_through_a_chain_of_agents(net):
 
 
 async def test_unknown_output_shapes_are_copied_after_the_run(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, _, executor = await hosting(net)
     executor.shapes_known = False
     for batch_id in (1, 2):
         await gateway.send("a-0", header(batch_id, rows=2), t0=x(2))
@@ -111,8 +123,7 @@ async def test_large_outputs_are_copied_off_the_loop_and_arrive_whole(net):
 
 
 async def test_the_next_hop_on_the_same_agent_needs_no_transport(net, monkeypatch):
-    gateway, node = await net.gateway(), await net.agent()
-    node.host(0, 1)
+    gateway, node, _ = await hosting(net)
     node.host(1, 2)
     asked = []
     real = node.hub.link_to
@@ -188,8 +199,7 @@ GOOD = x(2)
     ],
 )
 async def test_a_wrong_frame_fails_its_batch_and_nothing_else(net, made, tensors, reason, says):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, node, executor = await hosting(net)
     if reason == "STALE_EPOCH":
         node.engine.raise_epoch(4)
     await gateway.send("a-0", made, **tensors)
@@ -235,8 +245,7 @@ async def test_a_frame_of_somebody_else_than_the_route_says_harms_nothing(net, m
     ids=["noise", "nothing", "what cannot be"],
 )
 async def test_what_is_no_header_is_ignored_and_its_sender_has_to_connect_anew(net, noise):
-    gateway, node = await net.gateway(), await net.agent()
-    node.host(0, 1)
+    gateway, node, _ = await hosting(net)
     link = await gateway.hub.link_to("a-0", 5)
     await link.push(await link.export(64, 1), noise, 1)
     await until(lambda: node.engine.ignored_frames == 1)
@@ -251,8 +260,7 @@ async def test_what_is_no_header_is_ignored_and_its_sender_has_to_connect_anew(n
 @pytest.mark.parametrize("kind", [2, 3, 4, 99])
 async def test_frames_that_are_not_for_agents_are_ignored(net, kind):
     """So are frames of sessions at an agent without generation, and those of newer releases."""
-    gateway, node = await net.gateway(), await net.agent()
-    node.host(0, 1)
+    gateway, node, _ = await hosting(net)
     link = await gateway.hub.link_to("a-0", 5)
     unknown = frame_pb2.FrameHeader(kind=kind).SerializeToString()
     await link.push(await link.export(64, 1), unknown, 1)
@@ -272,11 +280,7 @@ async def test_later_hops_of_an_older_epoch_may_finish(net):
 
 
 async def test_a_batch_whose_budget_ends_while_it_waits_is_not_computed(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
-    executor.gate.clear()
-    await gateway.send("a-0", header(1), t0=x(1))
-    await entered(executor)
+    gateway, node, executor = await computing(net)
     await gateway.send("a-0", header(2, start_ns=1, budget_ns=30 * MS), t0=x(1))
     await gateway.send("a-0", header(3, start_ns=2, budget_ns=30 * MS), t0=x(1))
     await until(lambda: node.engine.held_batches == 3)
@@ -290,8 +294,7 @@ async def test_a_batch_whose_budget_ends_while_it_waits_is_not_computed(net):
 
 
 async def test_an_unfinished_batch_gives_up_when_its_budget_ends(net):
-    gateway, node = await net.gateway(), await net.agent()
-    node.host(0, 1)
+    gateway, node, _ = await hosting(net)
     await gateway.send("a-0", header(rows=1, batch_rows=2, budget_ns=40 * MS), t0=x(1))
     [failed] = await node.told.wait_for("batch_failed")
     assert failed.failure.reason == "DEADLINE_EXCEEDED"
@@ -300,11 +303,7 @@ async def test_an_unfinished_batch_gives_up_when_its_budget_ends(net):
 
 
 async def test_cancelled_batches_are_dropped_wherever_they_are(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
-    executor.gate.clear()
-    await gateway.send("a-0", header(1), t0=x(1))  # computing
-    await entered(executor)
+    gateway, node, executor = await computing(net)
     await gateway.send("a-0", header(2, start_ns=1), t0=x(1))  # at the thread
     await gateway.send("a-0", header(3, start_ns=2), t0=x(1))  # ready
     await gateway.send("a-0", header(4, rows=1, batch_rows=2), t0=x(1))  # unfinished
@@ -346,8 +345,7 @@ async def test_a_dead_peer_fails_the_batch_retryably_and_by_name(net):
 
 
 async def test_an_unknown_peer_fails_the_batch_retryably(net):
-    gateway, node = await net.gateway(), await net.agent()
-    node.host(0, 1)
+    gateway, node, _ = await hosting(net)
     await gateway.send("a-0", header(agents=("a-0", "nobody")), t0=x(1))
     [failed] = await node.told.wait_for("batch_failed")
     assert (failed.failure.reason, failed.failure.agent_id) == ("PARTITION_LOST", "nobody")
@@ -355,8 +353,7 @@ async def test_an_unknown_peer_fails_the_batch_retryably(net):
 
 
 async def test_one_gateway_gone_does_not_cost_the_other_its_rows(net):
-    gateway, node = await net.gateway(), await net.agent()
-    node.host(0, 1)
+    gateway, node, _ = await hosting(net)
     gone = await net.gateway("gw-gone")
     await gone.send("a-0", header(batch_rows=2, first_row=1, gateway="gw-gone"), t0=x(2)[1:])
     await until(lambda: node.engine.held_batches == 1)
@@ -369,8 +366,7 @@ async def test_one_gateway_gone_does_not_cost_the_other_its_rows(net):
 
 
 async def test_an_executor_that_raises_costs_one_batch_and_tells_nothing(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, node, executor = await hosting(net)
     executor.fails = RuntimeError("secret weights at 0xdeadbeef")
     await gateway.send("a-0", header(1), t0=x(1))
     [failed] = await node.told.wait_for("batch_failed")
@@ -409,11 +405,7 @@ async def test_more_unfinished_batches_than_allowed_are_refused_for_now(net):
 
 
 async def test_the_loop_stays_responsive_while_the_device_computes(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
-    executor.gate.clear()
-    await gateway.send("a-0", header(1), t0=x(1))
-    await entered(executor)
+    gateway, _, executor = await computing(net)
     # It turns while the device computes, and of its thread's time nobody else takes much.
     before_s = time.thread_time()
     for _ in range(100):
@@ -425,8 +417,7 @@ async def test_the_loop_stays_responsive_while_the_device_computes(net):
 
 
 async def test_reports_tell_when_and_for_how_long_the_device_was_used(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, node, executor = await hosting(net)
     executor.takes_s = 0.05
     began = time.monotonic_ns()
     await gateway.send("a-0", header(rows=2), t0=x(2))
@@ -440,11 +431,7 @@ async def test_reports_tell_when_and_for_how_long_the_device_was_used(net):
 
 
 async def test_the_snapshot_tells_a_new_scheduler_what_waits_and_what_runs(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
-    executor.gate.clear()
-    await gateway.send("a-0", header(1), t0=x(1))
-    await entered(executor)
+    gateway, node, executor = await computing(net)
     await gateway.send("a-0", header(2, start_ns=5), t0=x(1))
     await until(lambda: node.engine.held_batches == 2)
     described = {each.batch_id: each for each in node.engine.snapshot()}
@@ -458,11 +445,7 @@ async def test_the_snapshot_tells_a_new_scheduler_what_waits_and_what_runs(net):
 
 
 async def test_a_retired_partition_is_closed_after_its_last_batch(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
-    executor.gate.clear()
-    await gateway.send("a-0", header(1), t0=x(1))
-    await entered(executor)
+    gateway, node, executor = await computing(net)
     assert node.engine.partitions.retire(executor.key)
     assert not executor.closed
     executor.gate.set()
@@ -472,8 +455,7 @@ async def test_a_retired_partition_is_closed_after_its_last_batch(net):
 
 
 async def test_other_work_is_let_in_between_batches_that_never_stop(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, node, executor = await hosting(net)
     executor.gate.clear()
     for batch_id in range(30):
         await gateway.send("a-0", header(batch_id, start_ns=batch_id), t0=x(1))
@@ -487,8 +469,7 @@ async def test_other_work_is_let_in_between_batches_that_never_stop(net):
 
 
 async def test_close_gives_everything_back_in_the_middle_of_work(net):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, node, executor = await hosting(net)
     executor.gate.clear()
     for batch_id in range(5):
         await gateway.send("a-0", header(batch_id, start_ns=batch_id), t0=x(1))
@@ -504,8 +485,7 @@ async def test_close_gives_everything_back_in_the_middle_of_work(net):
 
 
 async def test_the_device_goes_on_while_a_result_is_still_being_pushed(net, monkeypatch):
-    gateway, node = await net.gateway(), await net.agent()
-    executor = node.host(0, 1)
+    gateway, node, executor = await hosting(net)
     await gateway.send("a-0", header(1), t0=x(1))
     await gateway.next()
     link = await node.hub.link_to("gw-0", 1)

@@ -8,7 +8,8 @@ import pytest
 from catenary_agent.engine.engine import EngineLimits
 from catenary_protos.catenary.v1 import frame_pb2, generation_pb2
 from catenary_services.errors import PartitionLost
-from tests.support.agent_harness import SECOND_NS, entered, until
+from shared_helpers.waiting import until
+from tests.support.agent_harness import SECOND_NS, entered
 from tests.support.ring_harness import BLOCKS, HIDDEN, opening, opening_frame, toy, undisturbed
 
 PROMPT = [3, 14, 15, 9, 26]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from catenary_agent.generation.state.holdings import HoldingsAnswer
-from tests.support.agent_harness import until
+from shared_helpers.waiting import until
 from tests.support.ring_harness import BLOCKS, opening, toy
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8]

@@ -8,7 +8,7 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.engine.engine import EngineLimits
 from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.tracing import Tracer
-from tests.support.agent_harness import until
+from shared_helpers.waiting import until
 from tests.support.ring_harness import BLOCKS, HIDDEN, opening, toy, undisturbed
 
 PROMPT = [3, 14, 15, 9, 26]

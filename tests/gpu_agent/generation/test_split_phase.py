@@ -10,7 +10,8 @@ import pytest
 from catenary_agent.engine.engine import EngineLimits
 from catenary_agent.generation.context import CacheLimits
 from catenary_protos.catenary.v1 import frame_pb2
-from tests.support.agent_harness import SECOND_NS, until
+from shared_helpers.waiting import until
+from tests.support.agent_harness import SECOND_NS
 from tests.support.ring_harness import (
     END,
     HIDDEN,

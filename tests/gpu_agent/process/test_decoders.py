@@ -11,7 +11,8 @@ from catenary_agent.decoders.importing.importing import ImportOptions, import_de
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from tests.support.agent_harness import TestPeer, peer_of, until
+from shared_helpers.waiting import until
+from tests.support.agent_harness import TestPeer, peer_of
 from tests.support.ring_harness import Caller, opening
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder
 

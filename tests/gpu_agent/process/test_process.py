@@ -12,7 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.ids import ModelKey
-from tests.support.agent_harness import SECOND_NS, header, peer_of, until
+from shared_helpers.waiting import until
+from tests.support.agent_harness import SECOND_NS, header, peer_of
 
 TINY = ModelKey("tiny", "1")
 

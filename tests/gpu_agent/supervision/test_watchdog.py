@@ -96,44 +96,52 @@ def test_a_heartbeat_says_what_is_in_hand_and_for_how_long():
     assert not world.steps.heartbeat().steps
 
 
+class Exit:
+    """Takes note of the codes a process would end with."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self._over = threading.Event()
+
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+        self._over.set()
+
+    async def came(self) -> list[int]:
+        assert await asyncio.to_thread(self._over.wait, 20)
+        return self.codes
+
+
 async def test_the_process_ends_once_and_says_why_first():
     said: list[tuple[str, str]] = []
-    codes: list[int] = []
-    over = threading.Event()
+    leave = Exit()
 
     async def farewell(reason: str, why: str) -> None:
         said.append((reason, why))
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        over.set()
 
     ending = ProcessTermination(farewell, leave)
     ending.start()
     assert not ending.has_begun
     for _ in range(3):
         ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")
-    assert await asyncio.to_thread(over.wait, 20)
-    assert (said, codes, ending.has_begun) == ([("DEVICE_FAILED", "why")], [EXIT_STUCK], True)
+    assert await leave.came() == [EXIT_STUCK]
+    assert (said, ending.has_begun) == ([("DEVICE_FAILED", "why")], True)
 
 
 async def test_an_event_loop_that_hangs_as_well_keeps_no_process_alive():
-    codes: list[int] = []
-    over = threading.Event()
+    leave = Exit()
 
     async def farewell(reason: str, why: str) -> None:
         await asyncio.Event().wait()
 
-    ending = ProcessTermination(farewell, lambda code: (codes.append(code), over.set()))
+    ending = ProcessTermination(farewell, leave)
     ending.start()
     ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")
-    assert await asyncio.to_thread(over.wait, 20)
-    assert codes == [EXIT_STUCK]
+    assert await leave.came() == [EXIT_STUCK]
 
 
 async def test_a_process_ends_although_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch):
-    codes: list[int] = []
-    over = threading.Event()
+    leave = Exit()
 
     async def farewell(reason: str, why: str) -> None:
         raise ZeroDivisionError("nobody thought of this")
@@ -141,16 +149,11 @@ async def test_a_process_ends_although_nobody_reads_what_it_says(monkeypatch: py
     def breaks(*_: object, **__: object) -> None:
         raise BrokenPipeError
 
-    def leave(code: int) -> None:
-        codes.append(code)
-        over.set()
-
     monkeypatch.setattr("catenary_agent.supervision.termination._log.error", breaks)
     ending = ProcessTermination(farewell, leave)
     ending.start()
     ending.begin(EXIT_STUCK, "DEVICE_FAILED", "why")
-    assert await asyncio.to_thread(over.wait, 20)
-    assert codes == [EXIT_STUCK]
+    assert await leave.came() == [EXIT_STUCK]
 
 
 async def test_a_process_that_gets_no_more_threads_ends_at_once(monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import get_args
 
 import pytest
 
@@ -16,14 +15,12 @@ from catenary_lab.chains.bprr_placement import (
 from catenary_lab.chains.petals_placement import (
     PetalsModel,
     PetalsServer,
-    Rule,
     petals_placement,
 )
 from catenary_lab.chains.windows import Window, complete, least_sorted, window_sums
 from catenary_services.errors import InvalidInput
 
 BLOOM = PetalsModel(70, 14336, 2466437120, 112, 112)
-RULES = get_args(Rule)
 LLAMA = PetalsModel(32, 4096, 202383360, 32, 32)
 BIG = PetalsServer(40 * 10**9, 20829, 3020)
 SMALL = PetalsServer(20 * 10**9, 5515, 6276)
@@ -67,16 +64,6 @@ def test_petals_takes_the_blocks_that_are_served_worst() -> None:
     # Loads: 100 on 0-2; then 3-4 have none; then 0-1 (100, 100) are less than any with 200.
     assert placed == [Window(0, 3), Window(3, 5), Window(0, 2), Window(0, 5)]
     assert petals_placement(TINY, servers, [1, 0, 2, 3])[:2] == [Window(2, 5), Window(0, 2)]
-
-
-def test_the_two_rules_of_petals_differ_where_one_block_has_no_host() -> None:
-    servers = [sized(1, 300), sized(1, 40), sized(1, 40), sized(1, 300), sized(2, 1)]
-    by_sorted, by_total = (petals_placement(TINY, servers, [0, 1, 2, 3, 4], rule) for rule in RULES)
-    for placed in (by_sorted, by_total):
-        assert [window.first_block for window in placed[:4]] == [0, 1, 2, 3]
-    # Loads 300 40 40 300 0: the last block has no host, the two in the middle the least together.
-    assert by_sorted[4] == Window(3, 5)
-    assert by_total[4] == Window(1, 3)
 
 
 def test_the_order_must_name_every_server_once() -> None:

@@ -28,7 +28,8 @@ from catenary_scheduler.dispatch.events import (
     SessionsClosed,
     StartSession,
 )
-from catenary_services.domain.ids import AgentId, GatewayId, ModelKey, RequestId, SessionId
+from catenary_services.domain.ids import AgentId, ModelKey, SessionId
+from scheduling_cases.pipelines import request
 
 MODEL = ModelKey("m", "1")
 
@@ -37,15 +38,11 @@ def server(name: str, first: int, last: int, slots: int = 100) -> PathServer:
     return PathServer(AgentId(name), first, last, slots)
 
 
-def bprr(servers: list[PathServer], costs: list[int], *, by_ends: bool = False) -> PathDispatcher:
+def bprr(servers: list[PathServer], costs: list[int]) -> PathDispatcher:
     hosted = [each.last_block - each.first_block for each in servers]
-    metric = BprrMetric([100] * len(servers), costs, hosted, by_ends)
+    metric = BprrMetric([100] * len(servers), costs, hosted)
     blocks = max(each.last_block for each in servers)
-    return PathDispatcher(MODEL, servers, blocks, metric, metric.path_ns if by_ends else None)
-
-
-def request(number: int) -> RequestId:
-    return RequestId(GatewayId("g"), number)
+    return PathDispatcher(MODEL, servers, blocks, metric)
 
 
 def ask(dispatcher: PathDispatcher, number: int, now: int = 0) -> StartSession | None:
@@ -101,7 +98,7 @@ def test_the_path_is_the_cheapest_of_all(seed: int) -> None:
     paths = [path for length in range(1, 7) for path in permutations(range(6), length)]
     known = [found for path in paths if (found := cost(path)) is not None]
     finder = PathFinder(servers, blocks, metric)
-    shortest = finder.shortest(occupancy, now=0)
+    shortest = finder.shortest(occupancy)
     if not known:
         assert shortest is None
     else:
@@ -161,15 +158,6 @@ def test_bprr_waits_where_it_is_shorter() -> None:
     # fast: 100 + 2 * 10 and a wait of that over one session: 240. slow: 100 + 2 * 75 = 250.
     assert ask(dispatcher, 1) is None
     assert dispatcher.occupancy[0].assigned == 2
-
-
-def test_bprr_by_ends_waits_until_enough_sessions_will_have_ended() -> None:
-    servers = [server("fast", 0, 2, slots=2), server("slow", 0, 2, slots=4)]
-    for slow, now, expected in ((90, 0, None), (65, 0, ["slow"]), (65, 20, None)):
-        dispatcher = bprr(servers, [10, slow], by_ends=True)
-        assert servers_of(ask(dispatcher, 0, now=0)) == ["fast"]  # until 120
-        second = ask(dispatcher, 1, now)
-        assert (servers_of(second) if second is not None else None) == expected
 
 
 def test_a_path_needs_slots_for_the_blocks_it_processes() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from catenary_lab.pools.reactive import ReactiveDispatcher
 from catenary_scheduler.dispatch import PooledConfig
 from catenary_scheduler.dispatch.events import (
-    AgentJoined,
     AgentLost,
     BatchFailed,
     Command,
@@ -25,47 +22,30 @@ from catenary_scheduler.dispatch.events import (
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
-    GatewayId,
-    ModelKey,
-    PartitionKey,
-    PlanId,
-    RequestId,
-    ServerId,
 )
-from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Pipeline
+from scheduling_cases.pipelines import CATS, MS, joins, pipeline, plan, request, served, stage
 
-MS = 1_000_000
-MODEL = ModelKey("m", "1")
 CONFIG = PooledConfig(max_linger_ns=None, safety_margin_ns=0)
 
 
-def stage(at: int, agents: str, *compute_ms: float, row_bytes: int = 0) -> Stage:
-    times = tuple(round(ms * MS) for ms in compute_ms)
-    return Stage(PartitionKey(MODEL, at, at + 1), tuple(map(AgentId, agents)), times, row_bytes)
-
-
-def pipeline(*stages: Stage, batch: int = 2, name: str = "p") -> Pipeline:
-    return Pipeline(name, batch, stages)
-
-
 # 10 ms for one row and 15 for two, on "a" or "b"; 1 ms a row over the link; then the same on "c".
-TWO_STAGES = pipeline(stage(0, "ab", 10, 15), stage(1, "c", 10, 15, row_bytes=1_000_000))
+TWO_STAGES = pipeline(2, stage(0, "ab", 10, 15), stage(1, "c", 10, 15, row_bytes=1_000_000))
 
 
 def dispatcher(*pipelines: Pipeline, agents: str = "abc") -> ReactiveDispatcher:
     made = ReactiveDispatcher(CONFIG)
     for name in agents:
-        made.handle(AgentJoined(Agent(AgentId(name), "g", ServerId(name), 1, 10**9)), 0)
-    made.handle(PlanActivated(Plan(PlanId("p"), (ModelPlan(MODEL, 10**9, pipelines),))), 0)
+        made.handle(joins(name), 0)
+    made.handle(PlanActivated(plan(served(*pipelines))), 0)
     return made
 
 
 def arrive(
     at: ReactiveDispatcher, number: int, now_ms: float, deadline_ms: float, rows: int = 1
 ) -> list[Command]:
-    request = RequestId(GatewayId("g"), number)
-    now = round(now_ms * MS)
-    return at.handle(RequestArrived(request, MODEL, rows, round(deadline_ms * MS)), now)
+    arrived = RequestArrived(request(number), CATS, rows, round(deadline_ms * MS))
+    return at.handle(arrived, round(now_ms * MS))
 
 
 def report(
@@ -137,7 +117,7 @@ def test_the_next_stage_is_decided_only_when_rows_are_there_and_batches_anew() -
 
 
 def test_the_most_urgent_row_goes_first_and_links_are_taken_to_be_free() -> None:
-    at = dispatcher(pipeline(stage(0, "a", 10), stage(1, "c", 10, row_bytes=1_000_000), batch=1))
+    at = dispatcher(pipeline(1, stage(0, "a", 10), stage(1, "c", 10, row_bytes=1_000_000)))
     (first,) = arrive(at, 1, 0, 100)
     (then,) = report(at, first, 10)
     assert isinstance(then, DispatchBatch)
@@ -147,7 +127,7 @@ def test_the_most_urgent_row_goes_first_and_links_are_taken_to_be_free() -> None
 
 
 def test_a_gpu_that_is_late_is_known_to_be_late() -> None:
-    at = dispatcher(pipeline(stage(0, "ab", 10), batch=1))
+    at = dispatcher(pipeline(1, stage(0, "ab", 10)))
     (one,) = arrive(at, 1, 0, 100)
     (two,) = arrive(at, 2, 1, 100)
     (three,) = arrive(at, 3, 2, 100)
@@ -161,8 +141,8 @@ def test_a_gpu_that_is_late_is_known_to_be_late() -> None:
 
 def test_of_several_pipelines_the_one_with_the_shortest_wait_is_taken() -> None:
     at = dispatcher(
-        pipeline(stage(0, "a", 10), batch=1, name="p"),
-        pipeline(stage(0, "b", 30), batch=1, name="q"),
+        pipeline(1, stage(0, "a", 10)),
+        pipeline(1, stage(0, "b", 30)),
     )
     assert sent(arrive(at, 1, 0, 100)) == [("a", 0, [1])]
     assert sent(arrive(at, 2, 0, 100)) == [("b", 0, [2])]
@@ -173,10 +153,10 @@ def test_of_several_pipelines_the_one_with_the_shortest_wait_is_taken() -> None:
 def test_completed_and_cancelled_requests_are_forgotten() -> None:
     at = dispatcher(TWO_STAGES)
     arrive(at, 1, 0, 100)
-    at.handle(RequestCancelled(RequestId(GatewayId("g"), 1)), MS)
+    at.handle(RequestCancelled(request(1)), MS)
     assert at.statistics()["queued_rows"] == 0
     (order,) = arrive(at, 2, 1, 100, rows=2)
-    at.handle(RequestCompleted(RequestId(GatewayId("g"), 2)), 2 * MS)
+    at.handle(RequestCompleted(request(2)), 2 * MS)
     assert report(at, order, 16) == []
     assert at.statistics()["open_requests"] == 0
     assert at.next_wakeup() is None
@@ -208,8 +188,8 @@ def test_what_a_lost_agent_held_starts_again() -> None:
 def test_rows_start_again_under_a_new_plan() -> None:
     at = dispatcher(TWO_STAGES)
     arrive(at, 1, 0, 100)
-    plan = Plan(PlanId("q"), (ModelPlan(MODEL, 10**9, (pipeline(stage(0, "c", 5), batch=1),)),))
-    assert sent(at.handle(PlanActivated(plan), MS)) == [("c", 0, [1])]
+    other = plan(served(pipeline(1, stage(0, "c", 5))), name="q")
+    assert sent(at.handle(PlanActivated(other), MS)) == [("c", 0, [1])]
 
 
 @pytest.mark.parametrize("retryable", [True, False])
@@ -249,11 +229,8 @@ def test_without_a_plan_nothing_is_accepted() -> None:
 def test_decisions_are_timed_with_a_stopwatch() -> None:
     moments = iter(range(0, 1000, 7))
     at = ReactiveDispatcher(CONFIG, stopwatch=lambda: next(moments))
-    at.handle(AgentJoined(Agent(AgentId("a"), "g", ServerId("a"), 1, 10**9)), 0)
-    plan = Plan(
-        PlanId("p"), (ModelPlan(MODEL, 10**9, (replace(TWO_STAGES, stages=(stage(0, "a", 1),)),)),)
-    )
-    at.handle(PlanActivated(plan), 0)
+    at.handle(joins("a"), 0)
+    at.handle(PlanActivated(plan(served(pipeline(2, stage(0, "a", 1))))), 0)
     arrive(at, 1, 0, 100)
     assert at.take_decision_times() == [7]
     assert at.take_decision_times() == []

@@ -217,15 +217,3 @@ def test_nothing_is_run_for_what_is_no_expression(file) -> None:
     with pytest.raises(InvalidInput, match=r"expect\.plans: is no expression"):
         run_scenarios([path], ran.append)
     assert ran == []
-
-
-def test_the_command_prints_the_schema() -> None:
-    result = CliRunner().invoke(cli, ["simulate", "pools", "--schema"])
-    assert result.exit_code == 0
-    assert json.loads(result.stdout)["discriminator"]["propertyName"] == "kind"
-
-
-def test_the_command_needs_something_to_simulate() -> None:
-    result = CliRunner().invoke(cli, ["simulate", "pools"])
-    assert result.exit_code == 2
-    assert "scenario files" in result.stderr

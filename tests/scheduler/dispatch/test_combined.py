@@ -11,7 +11,6 @@ from catenary_scheduler.dispatch import (
     PooledDispatcher,
 )
 from catenary_scheduler.dispatch.events import (
-    AgentJoined,
     AgentLost,
     CloseSessions,
     Command,
@@ -32,21 +31,16 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import (
     AgentId,
-    GatewayId,
     ModelKey,
     PartitionKey,
-    PlanId,
-    RequestId,
-    ServerId,
 )
-from catenary_services.domain.plan import Agent, Chain, ChainHop, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Chain, ChainHop, ModelPlan
+from scheduling_cases.pipelines import CATS, MS, joins, pipeline, plan, request, served, stage
 
-MS = 1_000_000
-CATS, LLAMA = ModelKey("cats", "1"), ModelKey("llama", "1")
+LLAMA = ModelKey("llama", "1")
 A = AgentId("a")
-STAGE = Stage(PartitionKey(CATS, 0, 1), (A,), (10 * MS,), 0)
 HOP = ChainHop(A, PartitionKey(LLAMA, 0, 4), 0, 4)
-VISION = ModelPlan(CATS, 10**9, (Pipeline("p", 1, (STAGE,)),))
+VISION = served(pipeline(1, stage(0, "a", 10)), slo_ms=1000)
 LANGUAGE = ModelPlan(LLAMA, 10**9, (), chains=(Chain("k", (HOP,), 1, 50 * MS),))
 
 
@@ -64,14 +58,10 @@ class Both:
         return self.at.handle(event, round(at_ms * MS))
 
 
-def request(number: int) -> RequestId:
-    return RequestId(GatewayId("g"), number)
-
-
 def busy() -> tuple[Both, DispatchBatch, StartSession]:
     both = Both()
-    both.tell(0, AgentJoined(Agent(A, "x", ServerId("s"), 1, 1)))
-    both.tell(0, PlanActivated(Plan(PlanId("p"), (VISION, LANGUAGE))))
+    both.tell(0, joins("a"))
+    both.tell(0, PlanActivated(plan(VISION, LANGUAGE)))
     (batch,) = both.tell(0, RequestArrived(request(1), CATS, 1, 900 * MS))
     (session,) = both.tell(0, SessionRequested(request(2), LLAMA, 3, 9, 800 * MS))
     assert isinstance(batch, DispatchBatch)
@@ -131,7 +121,7 @@ def test_a_lost_agent_is_lost_to_both() -> None:
     assert not [c for c in commands if isinstance(c, DispatchBatch | StartSession)]
     assert both.at.snapshot() == []
     both.tell(2, SessionsHeld(A, ()))
-    commands = both.tell(300, AgentJoined(Agent(A, "x", ServerId("s"), 1, 1)))
+    commands = both.tell(300, joins("a"))
     assert sorted(type(c).__name__ for c in commands) == ["DispatchBatch", "StartSession"]
     assert batch.batch not in [r.batch for r in both.at.snapshot()]
 

@@ -24,30 +24,14 @@ from catenary_services.domain.ids import (
     BatchId,
     GatewayId,
     ModelKey,
-    PartitionKey,
     PlanId,
     RequestId,
     ServerId,
 )
-from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Agent, ModelPlan, Plan
+from scheduling_cases.pipelines import CATS, DOGS, MS, joins, pipeline, plan, request, served, stage
 
-MS = 1_000_000
-CATS, DOGS = ModelKey("cats", "1"), ModelKey("dogs", "1")
 PAPER = PooledConfig(max_linger_ns=None)
-
-
-def stage(model: ModelKey, at: int, agents: str, *compute_ms: float, row_bytes: int = 0) -> Stage:
-    times = tuple(int(ms * MS) for ms in compute_ms)
-    pool = tuple(AgentId(agent) for agent in agents)
-    return Stage(PartitionKey(model, at, at + 1), pool, times, row_bytes)
-
-
-def pipeline(batch: int, *stages: Stage) -> Pipeline:
-    return Pipeline("/".join("".join(s.agents) for s in stages), batch, stages)
-
-
-def model(*pipelines: Pipeline) -> ModelPlan:
-    return ModelPlan(pipelines[0].stages[0].partition.model, 100 * MS, pipelines)
 
 
 class Bench:
@@ -57,9 +41,9 @@ class Bench:
         self.dispatcher = PooledDispatcher(config)
         self.number = 0
         for agent in agents:
-            self.tell(0, AgentJoined(Agent(AgentId(agent), "x", ServerId(agent), 1, 10**9)))
+            self.tell(0, joins(agent))
         if models:
-            self.tell(0, PlanActivated(Plan(PlanId("p"), models)))
+            self.tell(0, PlanActivated(plan(*models)))
 
     def tell(self, ms: float, event: object) -> list[Command]:
         return self.dispatcher.handle(event, int(ms * MS))  # type: ignore[arg-type]
@@ -68,17 +52,14 @@ class Bench:
         self, ms: float, rows: int = 1, slo: float = 100, which: ModelKey = CATS, priority: int = 0
     ) -> list[Command]:
         self.number += 1
-        request = RequestId(GatewayId("g"), self.number)
-        return self.tell(ms, RequestArrived(request, which, rows, int((ms + slo) * MS), priority))
+        return self.tell(
+            ms, RequestArrived(request(self.number), which, rows, int((ms + slo) * MS), priority)
+        )
 
     def wake(self) -> tuple[float, list[Command]]:
         moment = self.dispatcher.next_wakeup()
         assert moment is not None
         return moment / MS, self.dispatcher.handle(Tick(), moment)
-
-
-def request(number: int) -> RequestId:
-    return RequestId(GatewayId("g"), number)
 
 
 def only(commands: list[Command]) -> DispatchBatch:
@@ -97,10 +78,8 @@ def rows_of(batch: DispatchBatch) -> list[tuple[int, int, int, int]]:
     return [(s.request.number, s.request_row, s.rows, s.batch_row) for s in batch.slices]
 
 
-ONE_STAGE = model(pipeline(4, stage(CATS, 0, "a", 10, 12, 14, 16)))
-TWO_STAGES = model(
-    pipeline(2, stage(CATS, 0, "ab", 10, 12), stage(CATS, 1, "cd", 10, 12, row_bytes=MS))
-)
+ONE_STAGE = served(pipeline(4, stage(0, "a", 10, 12, 14, 16)))
+TWO_STAGES = served(pipeline(2, stage(0, "ab", 10, 12), stage(1, "cd", 10, 12, row_bytes=MS)))
 
 
 def test_a_full_batch_leaves_at_once_with_its_whole_path_booked() -> None:
@@ -152,7 +131,7 @@ def test_rows_keep_gathering_while_every_device_is_busy() -> None:
 
 
 def test_the_batch_shrinks_until_the_oldest_deadline_is_met() -> None:
-    bench = Bench(PAPER, model(pipeline(4, stage(CATS, 0, "ab", 10, 12, 14, 16))))
+    bench = Bench(PAPER, served(pipeline(4, stage(0, "ab", 10, 12, 14, 16))))
     batches = bench.ask(0, rows=4, slo=13)
     assert [only([batch]).rows for batch in batches] == [2, 2]
     assert {only([batch]).expected_finish_ns for batch in batches} == {12 * MS}
@@ -171,13 +150,13 @@ def test_an_unattainable_deadline_is_refused_with_the_earliest_finish() -> None:
 
 
 def test_the_pipeline_with_the_least_waiting_is_taken() -> None:
-    plan = model(pipeline(1, stage(CATS, 0, "a", 10)), pipeline(1, stage(CATS, 0, "b", 30)))
+    plan = served(pipeline(1, stage(0, "a", 10)), pipeline(1, stage(0, "b", 30)))
     bench = Bench(None, plan)
     assert [only(bench.ask(0)).path[0].agent for _ in range(3)] == ["a", "b", "a"]
 
 
 def test_another_pipeline_is_tried_before_a_request_is_dropped() -> None:
-    plan = model(pipeline(1, stage(CATS, 0, "a", 10)), pipeline(1, stage(CATS, 0, "b", 30)))
+    plan = served(pipeline(1, stage(0, "a", 10)), pipeline(1, stage(0, "b", 30)))
     bench = Bench(None, plan)
     only(bench.ask(0))
     assert only(bench.ask(0, slo=20)).path[0].agent == "a"  # b waits less but is too slow
@@ -193,8 +172,8 @@ def test_priority_goes_first_then_the_deadline() -> None:
 
 
 def test_two_models_share_one_book() -> None:
-    dogs = model(pipeline(1, stage(DOGS, 0, "a", 20)))
-    bench = Bench(None, model(pipeline(1, stage(CATS, 0, "a", 10))), dogs)
+    dogs = served(pipeline(1, stage(0, "a", 20, model=DOGS)))
+    bench = Bench(None, served(pipeline(1, stage(0, "a", 10))), dogs)
     only(bench.ask(0))
     batch = only(bench.ask(0, which=DOGS))
     assert batch.path[0].start_ns == 10 * MS
@@ -232,7 +211,7 @@ def test_losing_an_agent_a_batch_has_passed_costs_nothing() -> None:
 
 def overdue_twice() -> tuple[Bench, DispatchBatch]:
     config = PooledConfig(overdue_grace_ns=MS)
-    bench = Bench(config, model(pipeline(1, stage(CATS, 0, "a", 10))))
+    bench = Bench(config, served(pipeline(1, stage(0, "a", 10))))
     batch = only(bench.ask(0, slo=1000))
     for _ in range(2):
         _, (cancel, again) = bench.wake()
@@ -259,7 +238,7 @@ def test_an_overdue_batch_is_dispatched_again_and_the_last_one_has_until_the_dea
 def test_what_is_merely_late_is_retried_within_a_budget_only() -> None:
     """Otherwise a cluster that is slow as a whole makes itself two thirds of its work."""
     config = PooledConfig(overdue_grace_ns=MS, late_retries=1, late_retry_share=0.5)
-    bench = Bench(config, model(pipeline(1, stage(CATS, 0, "a", 10))))
+    bench = Bench(config, served(pipeline(1, stage(0, "a", 10))))
     only(bench.ask(0, slo=1000))
     _, (_, again) = bench.wake()
     assert isinstance(again, DispatchBatch)
@@ -294,7 +273,7 @@ def test_the_last_attempt_that_is_lost_with_a_silent_agent_is_made_again() -> No
 
 
 def test_a_batch_that_is_really_lost_too_often_is_an_error() -> None:
-    bench = Bench(PooledConfig(), model(pipeline(1, stage(CATS, 0, "a", 10))))
+    bench = Bench(PooledConfig(), served(pipeline(1, stage(0, "a", 10))))
     batch = only(bench.ask(0, slo=1000))
     for _ in range(2):
         failed = BatchFailed(batch.batch, AgentId("a"), "PARTITION_LOST", "gone", retryable=True)
@@ -307,7 +286,7 @@ def test_a_batch_that_is_really_lost_too_often_is_an_error() -> None:
 
 
 def test_results_lost_on_their_way_are_computed_again() -> None:
-    bench = Bench(None, model(pipeline(1, stage(CATS, 0, "a", 10))))
+    bench = Bench(None, served(pipeline(1, stage(0, "a", 10))))
     batch = only(bench.ask(0, slo=1000))
     bench.tell(10, StageReported(batch.batch, 0, 0, 10 * MS))
     moment, commands = bench.wake()
@@ -353,7 +332,7 @@ def test_a_batch_that_one_gateway_cannot_send_is_off_at_the_agent_with_the_rows_
 
 
 def test_a_cancelled_batch_of_an_earlier_scheduler_is_off_wherever_it_may_be() -> None:
-    bench = Bench(None, model(pipeline(1, stage(CATS, 0, "ab", 10))))
+    bench = Bench(None, served(pipeline(1, stage(0, "ab", 10))))
     adopted = AdoptedRows(BatchId(77), 0, 1, 20 * MS)
     bench.tell(0, RequestArrived(request(1), CATS, 1, 1000 * MS, 0, (adopted,)))
     (off,) = bench.tell(1, RequestCancelled(request(1)))
@@ -378,7 +357,7 @@ def test_completion_ends_a_request_without_cancelling_anything() -> None:
 
 
 def test_a_report_moves_what_is_booked_behind_it() -> None:
-    bench = Bench(None, model(pipeline(1, stage(CATS, 0, "a", 10))))
+    bench = Bench(None, served(pipeline(1, stage(0, "a", 10))))
     first, second = only(bench.ask(0)), only(bench.ask(0))
     bench.tell(13, StageReported(first.batch, 0, 0, 13 * MS))
     booked = [(r.batch, r.start_ns, r.end_ns) for r in bench.dispatcher.snapshot()]
@@ -413,7 +392,7 @@ def test_a_new_plan_lets_batches_finish_and_routes_what_waits() -> None:
     bench = Bench(PAPER, ONE_STAGE)
     only(bench.ask(0, rows=4))
     assert bench.ask(0, rows=2) == []
-    plan = Plan(PlanId("q"), (model(pipeline(2, stage(CATS, 0, "b", 5, 6))),))
+    plan = Plan(PlanId("q"), (served(pipeline(2, stage(0, "b", 5, 6))),))
     moved = only(bench.tell(1, PlanActivated(plan)))
     assert moved.path[0].agent == "b"
     assert bench.dispatcher.statistics()["batches_in_flight"] == 2

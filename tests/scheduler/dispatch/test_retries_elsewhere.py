@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from catenary_scheduler.dispatch import PooledConfig, PooledDispatcher
 from catenary_scheduler.dispatch.events import (
-    AgentJoined,
     AgentLost,
     BatchFailed,
     Command,
@@ -19,22 +18,13 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import (
     AgentId,
-    GatewayId,
-    ModelKey,
     PartitionKey,
-    PlanId,
-    RequestId,
-    ServerId,
 )
-from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
+from catenary_services.domain.plan import Stage
+from scheduling_cases.pipelines import CATS, joins, pipeline, plan, request, served
 
-CATS = ModelKey("cats", "1")
 KEY = PartitionKey(CATS, 0, 1)
 CONFIG = PooledConfig(max_linger_ns=0, safety_margin_ns=0, dispatch_lead_ns=0, overdue_grace_ns=50)
-
-
-def agent(name: str) -> Agent:
-    return Agent(AgentId(name), "x", ServerId(name), 1, 10**9)
 
 
 class Bench:
@@ -47,10 +37,9 @@ class Bench:
         self.sent: list[DispatchBatch] = []
         self.answers: dict[int, Reject] = {}
         for name in names:
-            self.tell(AgentJoined(agent(name)))
+            self.tell(joins(name))
         stage = Stage(KEY, tuple(AgentId(name) for name in names), (20, 24, 28, 32), 0)
-        pipelines = (Pipeline("p", batch, (stage,)),)
-        self.tell(PlanActivated(Plan(PlanId("p"), (ModelPlan(CATS, 10**6, pipelines),))))
+        self.tell(PlanActivated(plan(served(pipeline(batch, stage), slo_ms=1))))
 
     def tell(self, event: Event) -> list[Command]:
         commands = self.dispatcher.handle(event, self.now)
@@ -60,8 +49,7 @@ class Bench:
 
     def arrive(self, rows: int = 1, budget: int = 10**6) -> int:
         self.number += 1
-        request = RequestId(GatewayId("g"), self.number)
-        self.tell(RequestArrived(request, CATS, rows, self.now + budget))
+        self.tell(RequestArrived(request(self.number), CATS, rows, self.now + budget))
         return self.number
 
     @property

@@ -31,10 +31,17 @@ from catenary_services.domain.decoder import (
     LargestStep,
     StepSizes,
 )
-from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.plan import Agent, ChainHop
 from catenary_services.errors import PlanInfeasible
-from scheduling_cases.sized_decoders import BLOCKS, block_table, decoder_table, served
+from scheduling_cases.sized_decoders import (
+    BLOCKS,
+    decoder_table,
+    served,
+    sized_agent,
+    sized_load,
+    sized_model,
+)
 
 LLM = ModelKey("llm", "1")
 TOKENS = 64
@@ -75,34 +82,15 @@ RUNTIMES = (
 
 
 def agent(name: str, memory_bytes: int, runtime: str) -> Agent:
-    return Agent(
-        AgentId(name),
-        "cpu",
-        ServerId(name),
-        memory_bytes,
-        10**9,
-        runtime=runtime,
-        prefill_chunk_tokens=CHUNK,
-    )
+    return sized_agent(name, memory_bytes, runtime=runtime, prefill_chunk_tokens=CHUNK)
 
 
 def model(max_batch: int = 4, partitions: int | None = None) -> DeployedModel:
-    return DeployedModel(
-        LLM,
-        block_table(),
-        10**9,
-        max_batch,
-        True,
-        partitions,
-        decoder=TABLE,
-        session_tokens=TOKENS,
-        precision="int4",
-    )
+    return sized_model(LLM, max_batch, partitions, decoder=TABLE, precision="int4")
 
 
 def planned(deployed: DeployedModel, *agents: Agent) -> ModelPlacement:
-    load = ChainLoad(deployed, 0.1, SessionShape(10, 10))
-    return served(ChainCluster(agents, (load,), {}, {}, Placement(())))
+    return served(ChainCluster(agents, (sized_load(deployed),), {}, {}, Placement(())))
 
 
 def asked_bytes(deployed: DeployedModel, found: ModelPlacement, at: Agent) -> int:

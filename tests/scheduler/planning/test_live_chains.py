@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
+from catenary_scheduler.planning import ModelPlacement, Placement, complete_plan
 from catenary_scheduler.planning.live import (
     ChainCluster,
     ChainCosts,
@@ -21,35 +21,27 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.live.rings import even_ranges
 from catenary_scheduler.planning.placement import PipelinePlacement, StagePlacement
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
-from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId
 from catenary_services.domain.plan import Agent, ChainHop
 from catenary_services.errors import PlanInfeasible
-from scheduling_cases.sized_decoders import BLOCKS, block_table, decoder_table, served
+from scheduling_cases.sized_decoders import (
+    BLOCKS,
+    decoder_table,
+    served,
+    sized_agent,
+    sized_load,
+    sized_model,
+)
 
 LLM, OTHER, CATS = (ModelKey(name, "1") for name in ("llm", "other", "cats"))
 BLOCK_BYTES, ENDS_BYTES = 100, 100
 SLOT_BYTES = 64
 SESSION_BYTES = BLOCKS * SLOT_BYTES
 MS = 1_000_000
-DECODER = decoder_table(block_bytes=BLOCK_BYTES)
-
-
-def agent(name: str, memory_bytes: int, device_class: str = "cpu") -> Agent:
-    return Agent(AgentId(name), device_class, ServerId(name), memory_bytes, 10**9)
 
 
 def deployed(key: ModelKey = LLM, max_batch: int = 4, partitions: int | None = None) -> ChainLoad:
-    model = DeployedModel(
-        key,
-        block_table(),
-        10**9,
-        max_batch,
-        True,
-        partitions,
-        decoder=DECODER,
-        session_tokens=SLOT_BYTES,
-    )
-    return ChainLoad(model, 0.1, SessionShape(10, 10))
+    return sized_load(sized_model(key, max_batch, partitions))
 
 
 def cluster(*agents: Agent, load: ChainLoad | None = None, **changes: object) -> ChainCluster:
@@ -66,7 +58,7 @@ def used_bytes(model: ModelPlacement, name: str) -> int:
 
 
 def test_agents_with_room_for_the_whole_model_are_chains_of_their_own() -> None:
-    model = served(cluster(agent("a", 10**6), agent("b", 10**6)))
+    model = served(cluster(sized_agent("a", 10**6), sized_agent("b", 10**6)))
     assert [(chain.capacity, len(chain.hops)) for chain in model.chains] == [(4, 1), (4, 1)]
     # As many slots as the sessions the manifest allows, whatever the memory.
     assert {host.block_slots for host in model.hosts} == {4 * BLOCKS}
@@ -75,7 +67,7 @@ def test_agents_with_room_for_the_whole_model_are_chains_of_their_own() -> None:
 
 def test_small_agents_are_put_together_and_none_is_asked_for_more_than_it_has() -> None:
     sizes = {"a": 900, "b": 620, "c": 700, "d": 480}
-    agents = [agent(name, size) for name, size in sizes.items()]
+    agents = [sized_agent(name, size) for name, size in sizes.items()]
     model = served(cluster(*agents))
     assert model.chains
     for name, size in sizes.items():
@@ -92,16 +84,16 @@ def test_what_pooled_models_take_is_not_given_away() -> None:
     taken = taken_by(pooled, {CATS: (4_000, 5_500, 7)})
     assert taken == {"a": 9_500}
     whole = BLOCKS * BLOCK_BYTES + SESSION_BYTES + ENDS_BYTES
-    there = cluster(agent("a", 9_500 + whole), agent("b", whole - 1), taken_bytes=taken)
+    there = cluster(sized_agent("a", 9_500 + whole), sized_agent("b", whole - 1), taken_bytes=taken)
     model = served(there)
     assert [chain.hops[0].agent for chain in model.chains] == ["a"]
     with pytest.raises(PlanInfeasible, match="llm:1"):
-        served(cluster(agent("a", 9_500 + 300), taken_bytes=taken))
+        served(cluster(sized_agent("a", 9_500 + 300), taken_bytes=taken))
 
 
 def test_models_share_an_agents_memory_by_their_weights() -> None:
     whole = BLOCKS * BLOCK_BYTES + 4 * SESSION_BYTES + ENDS_BYTES
-    there = cluster(agent("a", 2 * whole), loads=(deployed(), deployed(OTHER)))
+    there = cluster(sized_agent("a", 2 * whole), loads=(deployed(), deployed(OTHER)))
     models = [placed(job, solve_job(job, compose)) for job in chain_jobs(there)]
     assert [model.model for model in models] == [LLM, OTHER]
     assert sum(used_bytes(model, "a") + ENDS_BYTES for model in models) <= 2 * whole
@@ -112,7 +104,7 @@ def test_a_model_without_room_gives_its_share_to_the_others() -> None:
     assert large.deployed.decoder is not None
     decoder = replace(large.deployed.decoder, block_bytes=10**9)
     large = replace(large, deployed=replace(large.deployed, decoder=decoder))
-    composed = compose_cluster(cluster(agent("a", 10**6), loads=(large, small)))
+    composed = compose_cluster(cluster(sized_agent("a", 10**6), loads=(large, small)))
     ((job, composition),) = composed.answers
     assert job.load is small
     assert composition.chains[0].capacity >= 4
@@ -127,7 +119,7 @@ def test_a_model_without_room_gives_its_share_to_the_others() -> None:
 def test_a_request_for_so_many_agents_per_chain_is_kept_as_far_as_they_go(
     agents: int, spec: int, lengths: list[int]
 ) -> None:
-    there = [agent(f"a{number}", 10**6) for number in range(agents)]
+    there = [sized_agent(f"a{number}", 10**6) for number in range(agents)]
     model = served(cluster(*there, load=deployed(partitions=spec)))
     assert [len(chain.hops) for chain in model.chains] == lengths
     for chain in model.chains:
@@ -143,19 +135,19 @@ def test_blocks_are_cut_evenly() -> None:
 
 
 def test_a_ring_is_infeasible_where_its_agents_lack_room_for_one_session() -> None:
-    there = [agent(name, 330) for name in "abc"]
+    there = [sized_agent(name, 330) for name in "abc"]
     with pytest.raises(PlanInfeasible, match="a chain of 3 agents needs room for 2 blocks"):
         served(cluster(*there, load=deployed(partitions=3)))
 
 
 def test_agents_keep_their_blocks_when_others_come_and_go() -> None:
-    before = [agent(name, 10**6) for name in "abcd"]
+    before = [sized_agent(name, 10**6) for name in "abcd"]
     load = deployed(partitions=2)
     old = served(cluster(*before, load=load))
     ranges = {host.agent: (host.first_block, host.last_block) for host in old.hosts}
     gone = old.chains[0].hops[0].agent
     left = [each for each in before if each.agent_id != gone]
-    there = cluster(*left, agent("z", 10**6), load=load, present=Placement((old,)))
+    there = cluster(*left, sized_agent("z", 10**6), load=load, present=Placement((old,)))
     (job,) = chain_jobs(there)
     new = placed(job, solve_job(job, compose))
     for host in new.hosts:
@@ -168,7 +160,7 @@ def test_agents_keep_their_blocks_when_others_come_and_go() -> None:
 
 def test_chains_composed_anew_after_a_loss_serve_without_the_lost_agent() -> None:
     sizes = {"a": 900, "b": 900, "c": 900, "d": 900}
-    agents = [agent(name, size) for name, size in sizes.items()]
+    agents = [sized_agent(name, size) for name, size in sizes.items()]
     old = served(cluster(*agents))
     there = cluster(*agents[1:], present=Placement((old,)))
     (job,) = chain_jobs(there)
@@ -181,14 +173,19 @@ def test_chains_composed_anew_after_a_loss_serve_without_the_lost_agent() -> Non
 def test_an_unmeasured_agent_counts_as_slow_as_the_slowest_of_its_class() -> None:
     key = PartitionKey(LLM, 0, 3)
     fast, slow = GenerationCost(0, MS, 2 * MS, 0), GenerationCost(0, 3 * MS, 6 * MS, 0)
-    agents = [agent("a", 1), agent("b", 1), agent("c", 1), agent("g", 1, "gpu")]
+    agents = [
+        sized_agent("a", 1),
+        sized_agent("b", 1),
+        sized_agent("c", 1),
+        sized_agent("g", 1, "gpu"),
+    ]
     measured = {(AgentId("a"), key): fast, (AgentId("b"), key): slow}
-    costs = ChainCosts(DECODER, agents, measured, LLM, SessionShape(100, 11))
+    costs = ChainCosts(decoder_table(), agents, measured, LLM, SessionShape(100, 11))
     # 100 ms of prefill and 10 steps of 2 ms, over three blocks.
     assert costs.block_s(AgentId("a")) == pytest.approx(0.04)
     assert costs.block_s(AgentId("c")) == costs.block_s(AgentId("b")) == pytest.approx(0.12)
     assert costs.block_s(AgentId("g")) == costs.block_s(AgentId("b"))
-    assert ChainCosts(DECODER, agents, {}, LLM, SessionShape()).block_s(AgentId("a")) > 0
+    assert ChainCosts(decoder_table(), agents, {}, LLM, SessionShape()).block_s(AgentId("a")) > 0
 
 
 def test_more_hops_and_slower_agents_take_longer() -> None:
@@ -196,8 +193,8 @@ def test_more_hops_and_slower_agents_take_longer() -> None:
         (AgentId("a"), PartitionKey(LLM, 0, 6)): GenerationCost(0, MS, MS, 0),
         (AgentId("b"), PartitionKey(LLM, 0, 6)): GenerationCost(0, 2 * MS, 2 * MS, 0),
     }
-    agents = [agent("a", 1), agent("b", 1)]
-    costs = ChainCosts(DECODER, agents, measured, LLM, SessionShape(10, 10))
+    agents = [sized_agent("a", 1), sized_agent("b", 1)]
+    costs = ChainCosts(decoder_table(), agents, measured, LLM, SessionShape(10, 10))
 
     def hop(name: str, first: int, last: int) -> ChainHop:
         return ChainHop(AgentId(name), PartitionKey(LLM, first, last), first, last)
@@ -226,7 +223,7 @@ def by_role(model: ModelPlacement) -> dict[str, set[str]]:
 
 
 def roomy(names: str, prefill_agents: int, **changes: object) -> ChainCluster:
-    there = [agent(name, 10**6) for name in names]
+    there = [sized_agent(name, 10**6) for name in names]
     return cluster(*there, prefill_agents=prefill_agents, **changes)
 
 
@@ -260,7 +257,7 @@ def test_where_too_few_agents_are_there_for_both_roles_all_do_both(prefill_agent
 
 
 def test_where_one_role_has_no_room_all_do_both_and_the_explanation_says_so() -> None:
-    there = cluster(agent("a", 450), agent("b", 10**6), prefill_agents=1)
+    there = cluster(sized_agent("a", 450), sized_agent("b", 10**6), prefill_agents=1)
     (answer,) = compose_cluster(there).answers
     assert {chain.role for chain in placed(*answer).chains} == {"mixed"}
     assert "no room for prefill and for decode chains" in " ".join(explain_chains(*answer))

@@ -10,11 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, complete_plan
+from catenary_scheduler.planning import ModelPlacement, Placement, complete_plan
 from catenary_scheduler.planning.live import (
     ChainCluster,
-    ChainLoad,
-    SessionShape,
     chain_jobs,
     explain_chains,
     placed,
@@ -30,41 +28,36 @@ from catenary_scheduler.scaling.workers.workers_line import SessionLengths
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.wire.messages import agent_of
 from catenary_scheduler.wire.session_messages import cache_message
-from catenary_services.domain.ids import AgentId, ModelKey, PlanId, ServerId
+from catenary_services.domain.ids import AgentId, ModelKey, PlanId
 from catenary_services.domain.model import ModelManifest
 from catenary_services.domain.plan import Agent, Chain
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
-from scheduling_cases.sized_decoders import BLOCKS, block_table, decoder_table, served
+from scheduling_cases.sized_decoders import (
+    BLOCKS,
+    block_table,
+    served,
+    sized_agent,
+    sized_load,
+    sized_model,
+)
 
 LLM = ModelKey("llm", "1")
 BLOCK_BYTES, ENDS_BYTES = 100, 100
 SESSION_TOKENS = 64
 WEIGHTS = BLOCKS * BLOCK_BYTES + ENDS_BYTES
 SESSION_BYTES = BLOCKS * SESSION_TOKENS
-DECODER = decoder_table(block_bytes=BLOCK_BYTES)
 TABLE = block_table()
 
 
 def agent(name: str, memory_bytes: int, on_use: bool = True) -> Agent:
-    plain = Agent(AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9)
-    return replace(plain, commits_caches_on_use=on_use)
+    return sized_agent(name, memory_bytes, commits_caches_on_use=on_use)
 
 
 def cluster(
     *agents: Agent, factor: float = 4.0, own: float | None = None, max_batch: int = 32
 ) -> ChainCluster:
-    model = DeployedModel(
-        LLM,
-        TABLE,
-        10**9,
-        max_batch,
-        True,
-        decoder=DECODER,
-        session_tokens=SESSION_TOKENS,
-        cache_oversubscription=own,
-    )
-    load = ChainLoad(model, 0.1, SessionShape(10, 10))
+    load = sized_load(sized_model(LLM, max_batch, cache_oversubscription=own))
     return ChainCluster(agents, (load,), {}, {}, Placement(()), oversubscription=factor)
 
 

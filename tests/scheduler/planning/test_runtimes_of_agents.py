@@ -12,8 +12,6 @@ from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.chain_placement import ChainPlacement
 from catenary_scheduler.planning.live import (
     ChainCluster,
-    ChainLoad,
-    SessionShape,
     chain_jobs,
     explain_chains,
     placed,
@@ -23,46 +21,31 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.live.agent_memory import memories_of
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
 from catenary_services.domain.decoder import DecoderRuntime, why_not_loaded
-from catenary_services.domain.ids import AgentId, ModelKey, ServerId
+from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
-from scheduling_cases.sized_decoders import block_table, decoder_table
+from scheduling_cases.sized_decoders import (
+    sized_agent,
+    sized_load,
+    sized_model,
+)
 
-TOKENS, MEMORY = 64, 10_000
-TABLE = decoder_table()
+MEMORY = 10_000
 TARGETS = ("both", "cpu", "gpu")
 RUNTIMES = (*DecoderRuntime, "")
 WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
 
 
 def agent(name: str, runtime: str, memory_bytes: int = MEMORY) -> Agent:
-    return Agent(
-        AgentId(name),
-        "cpu",
-        ServerId(name),
-        memory_bytes,
-        10**9,
-        runtime=runtime,
-        prefill_chunk_tokens=16,
-    )
+    return sized_agent(name, memory_bytes, runtime=runtime, prefill_chunk_tokens=16)
 
 
 def model(target: str, name: str = "llm", partitions: int | None = None) -> DeployedModel:
-    return DeployedModel(
-        ModelKey(name, "1"),
-        block_table(),
-        10**9,
-        4,
-        True,
-        partitions,
-        decoder=TABLE,
-        session_tokens=TOKENS,
-        target=target,
-    )
+    return sized_model(ModelKey(name, "1"), partitions=partitions, target=target)
 
 
 def cluster(agents: list[Agent], *models: DeployedModel, prefill_agents: int = 0) -> ChainCluster:
-    loads = tuple(ChainLoad(each, 0.1, SessionShape(10, 10)) for each in models)
+    loads = tuple(map(sized_load, models))
     return ChainCluster(tuple(agents), loads, {}, {}, Placement(()), prefill_agents=prefill_agents)
 
 

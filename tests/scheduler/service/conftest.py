@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,10 @@ async def crowd() -> AsyncIterator[Crowd]:
 def configured(tmp_path: Path, server: EmbeddedRedis) -> Callable[..., SchedulerSettings]:
     add_model(tmp_path / "models")
 
-    def make(**changes: Any) -> SchedulerSettings:
+    def make(plan: dict[str, Any] | None = None, **changes: Any) -> SchedulerSettings:
+        if plan is not None:
+            changes["plan_file"] = tmp_path / "plan.json"
+            changes["plan_file"].write_text(json.dumps(plan))
         return settings(tmp_path, server.url, **changes)
 
     return make

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -19,16 +19,10 @@ from catenary_services.domain.ids import Epoch
 from catenary_services.errors import StaleEpoch
 from catenary_services.redis.embedded_redis import EmbeddedRedis
 from scheduling_cases.stored_tables import raw_table
+from shared_helpers.waiting import until
 
 KEYS = RedisKeys("test")
 SCHEDULE = FlushSchedule(flush_s=0.002, renew_s=0.05, longest_backoff_s=0.05)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.005)
 
 
 class Leader:

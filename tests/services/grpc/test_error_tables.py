@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
@@ -14,214 +15,109 @@ from catenary_services.errors import CatenaryError
 from catenary_services.grpc import error_tables
 
 C = grpc.StatusCode
-SECOND = 1_000_000_000
 
-# error, gRPC code, HTTP status, details in order, push-back in ms, Retry-After, retryable
+
+class Row(NamedTuple):
+    """What becomes of an error in each of the three forms."""
+
+    error: CatenaryError
+    code: grpc.StatusCode
+    http: int
+    kinds: list[type[Message]]
+    """Of the details, in order."""
+    pushback: str | None = None
+    """In milliseconds."""
+    retry_after: str | None = None
+    retryable: bool = False
+
+
+REASON: list[type[Message]] = [rpc.ErrorInfo]
+FIELD: list[type[Message]] = [rpc.BadRequest, *REASON]
+RETRY: list[type[Message]] = [rpc.RetryInfo, *REASON]
+PRECONDITION: list[type[Message]] = [rpc.PreconditionFailure, *REASON]
 TABLE = [
-    (
-        errors.InvalidInput("inputs[0].shape", "wrong"),
-        C.INVALID_ARGUMENT,
-        400,
-        [rpc.BadRequest, rpc.ErrorInfo],
-        None,
-        None,
-        False,
-    ),
-    (errors.PayloadTooLarge("big"), C.RESOURCE_EXHAUSTED, 413, [rpc.ErrorInfo], "-1", None, False),
-    (
+    Row(errors.InvalidInput("inputs[0].shape", "wrong"), C.INVALID_ARGUMENT, 400, FIELD),
+    Row(errors.PayloadTooLarge("big"), C.RESOURCE_EXHAUSTED, 413, REASON, "-1"),
+    Row(
         errors.ModelNotFound("no", details={"model": "m"}),
         C.NOT_FOUND,
         404,
         [rpc.ResourceInfo, rpc.ErrorInfo],
-        None,
-        None,
-        False,
     ),
-    (errors.NotSupported("no"), C.UNIMPLEMENTED, 501, [rpc.ErrorInfo], None, None, False),
-    (errors.Unauthenticated("who"), C.UNAUTHENTICATED, 401, [], None, None, False),
-    (errors.PermissionDenied("no"), C.PERMISSION_DENIED, 403, [], None, None, False),
-    (errors.RequestCancelled("gone"), C.CANCELLED, 499, [], None, None, False),
-    (
-        errors.CacheFull("full"),
-        C.RESOURCE_EXHAUSTED,
-        503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
-        "100",
-        "1",
-        True,
-    ),
-    (
-        errors.Overloaded("full"),
-        C.RESOURCE_EXHAUSTED,
-        503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
-        "100",
-        "1",
-        True,
-    ),
-    (
+    Row(errors.NotSupported("no"), C.UNIMPLEMENTED, 501, REASON),
+    Row(errors.Unauthenticated("who"), C.UNAUTHENTICATED, 401, []),
+    Row(errors.PermissionDenied("no"), C.PERMISSION_DENIED, 403, []),
+    Row(errors.RequestCancelled("gone"), C.CANCELLED, 499, []),
+    Row(errors.CacheFull("full"), C.RESOURCE_EXHAUSTED, 503, RETRY, "100", "1", True),
+    Row(errors.Overloaded("full"), C.RESOURCE_EXHAUSTED, 503, RETRY, "100", "1", True),
+    Row(
         errors.Overloaded("full", retry_after_ns=2_500_000_001),
         C.RESOURCE_EXHAUSTED,
         503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
+        RETRY,
         "2501",
         "3",
         True,
     ),
-    (
+    Row(
         errors.SloUnattainable(
             "late", retry_after_ns=40_000_000, details={"earliest_finish_ms": "120"}
         ),
         C.RESOURCE_EXHAUSTED,
         503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
+        RETRY,
         "40",
         "1",
-        False,
     ),
-    (
-        errors.SloUnattainable("never"),
-        C.RESOURCE_EXHAUSTED,
-        503,
-        [rpc.ErrorInfo],
-        "-1",
-        None,
-        False,
-    ),
-    (
+    Row(errors.SloUnattainable("never"), C.RESOURCE_EXHAUSTED, 503, REASON, "-1"),
+    Row(
         errors.QuotaExceeded("over"),
         C.RESOURCE_EXHAUSTED,
         429,
         [rpc.QuotaFailure, rpc.RetryInfo, rpc.ErrorInfo],
         "1000",
         "1",
-        False,
     ),
-    (
+    Row(
         errors.DeadlineExceeded("late", details={"stage": "compute"}),
         C.DEADLINE_EXCEEDED,
         504,
-        [rpc.ErrorInfo],
-        None,
-        None,
-        False,
+        REASON,
     ),
-    (
-        errors.NoActivePlan("none"),
-        C.FAILED_PRECONDITION,
-        503,
-        [rpc.PreconditionFailure, rpc.ErrorInfo],
-        None,
-        None,
-        True,
-    ),
-    (
-        errors.PlanInfeasible("no"),
-        C.FAILED_PRECONDITION,
-        409,
-        [rpc.PreconditionFailure, rpc.ErrorInfo],
-        None,
-        None,
-        False,
-    ),
-    (
+    Row(errors.NoActivePlan("none"), C.FAILED_PRECONDITION, 503, PRECONDITION, retryable=True),
+    Row(errors.PlanInfeasible("no"), C.FAILED_PRECONDITION, 409, PRECONDITION),
+    Row(
         errors.ContentMismatch("net:1/model.onnx on gpu3", details={"file": "net:1/model.onnx"}),
         C.FAILED_PRECONDITION,
         409,
-        [rpc.PreconditionFailure, rpc.ErrorInfo],
-        None,
-        None,
-        False,
+        PRECONDITION,
     ),
-    (
-        errors.CanaryFailed("off"),
-        C.FAILED_PRECONDITION,
-        409,
-        [rpc.PreconditionFailure, rpc.ErrorInfo],
-        None,
-        None,
-        False,
-    ),
-    (
-        errors.StaleEpoch("old", details={"epoch": "3"}),
-        C.ABORTED,
-        409,
-        [rpc.ErrorInfo],
-        None,
-        None,
-        True,
-    ),
-    (
-        errors.Unavailable("draining"),
-        C.UNAVAILABLE,
-        503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
-        "1000",
-        "1",
-        True,
-    ),
-    (
-        errors.PartitionLost("lost"),
-        C.UNAVAILABLE,
-        503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
-        "100",
-        "1",
-        True,
-    ),
-    (
+    Row(errors.CanaryFailed("off"), C.FAILED_PRECONDITION, 409, PRECONDITION),
+    Row(errors.StaleEpoch("old", details={"epoch": "3"}), C.ABORTED, 409, REASON, retryable=True),
+    Row(errors.Unavailable("draining"), C.UNAVAILABLE, 503, RETRY, "1000", "1", True),
+    Row(errors.PartitionLost("lost"), C.UNAVAILABLE, 503, RETRY, "100", "1", True),
+    Row(
         errors.InvalidMessage("StageReport", "compute_ns", "no"),
         C.INVALID_ARGUMENT,
         400,
-        [rpc.BadRequest, rpc.ErrorInfo],
+        FIELD,
         "-1",
-        None,
-        False,
     ),
-    (
-        errors.DeviceFailed("failed"),
-        C.UNAVAILABLE,
-        503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
-        "100",
-        "1",
-        True,
-    ),
-    (
-        errors.DeviceLost("lost"),
-        C.UNAVAILABLE,
-        503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
-        "1000",
-        "1",
-        True,
-    ),
-    (
-        errors.DeviceOutOfMemory("full"),
-        C.UNAVAILABLE,
-        503,
-        [rpc.RetryInfo, rpc.ErrorInfo],
-        "1000",
-        "1",
-        True,
-    ),
-    (errors.ComputeFailed("failed twice"), C.INTERNAL, 500, [rpc.ErrorInfo], None, None, False),
-    (
+    Row(errors.DeviceFailed("failed"), C.UNAVAILABLE, 503, RETRY, "100", "1", True),
+    Row(errors.DeviceLost("lost"), C.UNAVAILABLE, 503, RETRY, "1000", "1", True),
+    Row(errors.DeviceOutOfMemory("full"), C.UNAVAILABLE, 503, RETRY, "1000", "1", True),
+    Row(errors.ComputeFailed("failed twice"), C.INTERNAL, 500, REASON),
+    Row(
         errors.InternalError(
             "internal error, id 0123456789ab", details={"error_id": "0123456789ab"}
         ),
         C.INTERNAL,
         500,
         [rpc.RequestInfo],
-        None,
-        None,
-        False,
     ),
-    (errors.InternalError("bare"), C.INTERNAL, 500, [], None, None, False),
+    Row(errors.InternalError("bare"), C.INTERNAL, 500, []),
 ]
-ROWS = pytest.mark.parametrize(
-    ("error", "code", "http", "kinds", "pushback", "retry_after", "retryable"), TABLE
-)
+ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda row: type(row.error).__name__)
 
 
 def leaves(cls: type[CatenaryError]) -> set[type[CatenaryError]]:
@@ -237,73 +133,49 @@ def unpack(status: status_pb2.Status, kind: type[Message]) -> Message:
 
 
 def test_table_covers_every_leaf() -> None:
-    assert {type(row[0]) for row in TABLE} == leaves(CatenaryError)
+    assert {type(row.error) for row in TABLE} == leaves(CatenaryError)
     assert set(error_tables.TABLE) == leaves(CatenaryError)
 
 
 @ROWS
-def test_grpc_row(
-    error: CatenaryError,
-    code: grpc.StatusCode,
-    http: int,
-    kinds: list[type[Message]],
-    pushback: str | None,
-    retry_after: str | None,
-    retryable: bool,
-) -> None:
-    assert error_tables.grpc_code(error) is code
-    status = error_tables.rpc_status(error)
-    assert status.code == code.value[0]
+def test_grpc_row(row: Row) -> None:
+    assert error_tables.grpc_code(row.error) is row.code
+    status = error_tables.rpc_status(row.error)
+    assert status.code == row.code.value[0]
     assert [packed.TypeName() for packed in status.details] == [
-        kind.DESCRIPTOR.full_name for kind in kinds
+        kind.DESCRIPTOR.full_name for kind in row.kinds
     ]
-    trailers = dict(error_tables.trailing_metadata(error))
-    assert trailers.get("grpc-retry-pushback-ms") == pushback
+    trailers = dict(error_tables.trailing_metadata(row.error))
+    assert trailers.get("grpc-retry-pushback-ms") == row.pushback
     assert status_pb2.Status.FromString(trailers["grpc-status-details-bin"]) == status
-    if rpc.ErrorInfo in kinds:
+    if rpc.ErrorInfo in row.kinds:
         info = unpack(status, rpc.ErrorInfo)
-        assert (info.reason, info.domain) == (error.reason, "catenary")
-        assert dict(info.metadata) == error.details
+        assert (info.reason, info.domain) == (row.error.reason, "catenary")
+        assert dict(info.metadata) == row.error.details
 
 
 @ROWS
-def test_http_row(
-    error: CatenaryError,
-    code: grpc.StatusCode,
-    http: int,
-    kinds: list[type[Message]],
-    pushback: str | None,
-    retry_after: str | None,
-    retryable: bool,
-) -> None:
-    assert error_tables.http_status(error) == http
-    assert error_tables.http_headers(error).get("Retry-After") == retry_after
-    message = error_tables.public_message(error)
-    assert error_tables.http_body(error) == {"error": message}
-    body = error_tables.openai_body(error)["error"]
+def test_http_row(row: Row) -> None:
+    assert error_tables.http_status(row.error) == row.http
+    assert error_tables.http_headers(row.error).get("Retry-After") == row.retry_after
+    message = error_tables.public_message(row.error)
+    assert error_tables.http_body(row.error) == {"error": message}
+    body = error_tables.openai_body(row.error)["error"]
     assert isinstance(body, dict)
     assert set(body) == {"message", "type", "param", "code"}
-    assert body["code"] == error.reason.lower()
+    assert body["code"] == row.error.reason.lower()
 
 
 @ROWS
-def test_failure_crosses_processes(
-    error: CatenaryError,
-    code: grpc.StatusCode,
-    http: int,
-    kinds: list[type[Message]],
-    pushback: str | None,
-    retry_after: str | None,
-    retryable: bool,
-) -> None:
-    failure = error_tables.failure_of(error, "agent-3")
-    assert (failure.reason, failure.agent_id) == (error.reason, "agent-3")
-    assert failure.retryable is retryable
+def test_failure_crosses_processes(row: Row) -> None:
+    failure = error_tables.failure_of(row.error, "agent-3")
+    assert (failure.reason, failure.agent_id) == (row.error.reason, "agent-3")
+    assert failure.retryable is row.retryable
     back = error_tables.error_of(failure)
-    assert type(back) is type(error)
-    assert back.message == error_tables.public_message(error)
+    assert type(back) is type(row.error)
+    assert back.message == error_tables.public_message(row.error)
     assert back.details["agent_id"] == "agent-3"
-    assert back.details.get("field") == error.details.get("field")
+    assert back.details.get("field") == row.error.details.get("field")
 
 
 def test_retryable_can_be_overridden() -> None:
@@ -370,24 +242,18 @@ async def failing() -> AsyncIterator[tuple[Service, grpc.aio.UnaryUnaryMultiCall
 @ROWS
 async def test_error_comes_out_of_a_real_call_as_it_went_in(
     failing: tuple[Service, grpc.aio.UnaryUnaryMultiCallable],
-    error: CatenaryError,
-    code: grpc.StatusCode,
-    http: int,
-    kinds: list[type[Message]],
-    pushback: str | None,
-    retry_after: str | None,
-    retryable: bool,
+    row: Row,
 ) -> None:
     service, call = failing
-    service.error = error
+    service.error = row.error
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(b"", timeout=5.0)
-    assert caught.value.code() is code
+    assert caught.value.code() is row.code
     back = error_tables.error_of_exception(caught.value)
-    assert type(back) is type(error)
-    assert error_tables.retry_after_ns(back) == error_tables.retry_after_ns(error)
-    if rpc.ErrorInfo in kinds:
-        assert back.details == error.details
+    assert type(back) is type(row.error)
+    assert error_tables.retry_after_ns(back) == error_tables.retry_after_ns(row.error)
+    if rpc.ErrorInfo in row.kinds:
+        assert back.details == row.error.details
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "日"])

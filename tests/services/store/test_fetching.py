@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,13 @@ from catenary_services.store.kept import is_kept
 from catenary_services.store.messages import FilePart
 from catenary_services.store.peers import SourcePeer
 from catenary_services.store.settings import StoreSettings
+from shared_helpers.waiting import until
 from small_models.store_world import (
     CHUNK,
     KEY,
     WEIGHTS,
     StorePeer,
+    StoreWorld,
     chunks_of_64_kib,
     store_world,
     write_model,
@@ -44,11 +48,25 @@ def here(peer: StorePeer) -> list[int]:
     return peer.kept().map_of(WEIGHTS).here()
 
 
+@asynccontextmanager
+async def source_and_fetcher(
+    tmp_path: Path, settings: StoreSettings | None = None
+) -> AsyncIterator[tuple[StoreWorld, StorePeer, StorePeer, str]]:
+    """A peer that has the model, one that fetches it, and the digest of the model."""
+    async with store_world(tmp_path, settings) as world:
+        source, fetcher = await world.add("source"), await world.add("fetcher")
+        yield world, source, fetcher, source.repository.content_digest(KEY)
+
+
+async def begun(fetcher: StorePeer, chunks: int) -> None:
+    """Waits until so many chunks have come."""
+    record = fetcher.root / "net" / "1" / RECORD_FILE
+    await until(lambda: record.exists() and len(here(fetcher)) >= chunks)
+
+
 async def test_what_is_fetched_is_what_the_source_has(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
         assert await fetcher.load(digest, ["source"]) == content
         assert fetcher.repository.content_digest(KEY) == digest
         assert is_kept(fetcher.repository.folder(KEY))
@@ -60,9 +78,7 @@ async def test_what_is_fetched_is_what_the_source_has(tmp_path: Path) -> None:
 
 async def test_only_the_chunks_that_are_read_are_fetched(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         ranges = [(3 * CHUNK + 5, 10), (7 * CHUNK - 1, 2)]
         found = await fetcher.load(digest, ["source"], ranges)
         assert here(fetcher) == [3, 6, 7]
@@ -137,9 +153,7 @@ async def test_derived_files_of_others_are_not_believed(tmp_path: Path) -> None:
     folder = tmp_path / "source" / "net" / "1" / "onnx-int8"
     folder.mkdir()
     (folder / "model.onnx").write_bytes(b"made here")
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         await fetcher.load(digest, ["source"])
         record = fetcher.repository.content(KEY)
         assert record is not None
@@ -150,12 +164,9 @@ async def test_derived_files_of_others_are_not_believed(tmp_path: Path) -> None:
 async def test_a_fetch_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
     slow = StoreSettings(serve_bytes_per_second=16 * CHUNK, stall_s=2.0, answer_s=1.0, free_bytes=0)
-    async with store_world(tmp_path, slow) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path, slow) as (world, _, fetcher, digest):
         loading = asyncio.create_task(fetcher.load(digest, ["source"]))
-        while not (fetcher.root / "net" / "1" / RECORD_FILE).exists() or len(here(fetcher)) < 3:
-            await asyncio.sleep(0.01)
+        await begun(fetcher, 3)
         await world.remove("source")
         with pytest.raises(Unavailable, match="come from nobody"):
             await loading
@@ -163,20 +174,17 @@ async def test_a_fetch_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None
         assert 3 <= len(got) < CHUNKS
         await world.remove("fetcher")
         again = await world.add("again", "fetcher")  # a new process with the same folder
-        source = await world.add("source", settings=StoreSettings(free_bytes=0))
+        anew = await world.add("source", settings=StoreSettings(free_bytes=0))
         assert await again.load(digest, ["source"]) == content
-        assert served(source) <= (CHUNKS - len(got)) * CHUNK
+        assert served(anew) <= (CHUNKS - len(got)) * CHUNK
 
 
 async def test_a_cut_shorter_than_the_patience_is_not_noticed(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
     slow = StoreSettings(serve_bytes_per_second=16 * CHUNK, answer_s=1.0, free_bytes=0)
-    async with store_world(tmp_path, slow) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path, slow) as (world, _, fetcher, digest):
         loading = asyncio.create_task(fetcher.load(digest, ["source"]))
-        while not (fetcher.root / "net" / "1" / RECORD_FILE).exists() or len(here(fetcher)) < 3:
-            await asyncio.sleep(0.01)
+        await begun(fetcher, 3)
         await world.remove("source")
         await asyncio.sleep(0.3)
         await world.add("source")
@@ -208,9 +216,7 @@ async def test_a_full_disk_is_a_sentence_and_the_fetch_goes_on_later(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, chunk, data)
 
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         with monkeypatch.context() as patched:
             patched.setattr(ChunkMap, "write", full)
             with pytest.raises(PlanInfeasible, match="No space left on device"):
@@ -251,9 +257,7 @@ async def test_a_version_in_use_is_not_dropped(tmp_path: Path) -> None:
 async def test_files_of_somebody_else_are_never_touched(tmp_path: Path) -> None:
     write_model(tmp_path / "source", CHUNKS)
     mine = write_model(tmp_path / "fetcher", CHUNKS)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
         assert await fetcher.load(digest, ["source"]) == mine
         assert not (fetcher.repository.folder(KEY) / FETCHED_FOLDER).exists()
         assert served(source) == 0
@@ -275,9 +279,7 @@ async def test_a_new_content_replaces_what_was_fetched_of_the_old(tmp_path: Path
 
 async def test_a_chunk_that_went_bad_on_the_disk_is_fetched_again(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         await fetcher.load(digest, ["source"])
         with (fetcher.repository.folder(KEY) / WEIGHTS).open("r+b") as file:
             file.seek(5 * CHUNK)
@@ -291,9 +293,7 @@ async def test_a_file_that_grows_while_another_partition_reads_it_has_not_change
     tmp_path: Path,
 ) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         path = fetcher.repository.folder(KEY) / WEIGHTS
 
         def overlapping() -> None:
@@ -308,9 +308,7 @@ async def test_a_file_that_grows_while_another_partition_reads_it_has_not_change
 
 async def test_a_file_that_somebody_writes_to_while_it_is_read_has_changed(tmp_path: Path) -> None:
     write_model(tmp_path / "source", CHUNKS)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         path = fetcher.repository.folder(KEY) / WEIGHTS
 
         def disturbed() -> None:
@@ -329,9 +327,7 @@ async def test_a_file_that_somebody_writes_to_while_it_is_read_has_changed(tmp_p
 
 async def test_a_version_that_is_partly_here_is_not_recorded_as_it_is(tmp_path: Path) -> None:
     write_model(tmp_path / "source", CHUNKS)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         await fetcher.load(digest, ["source"], [(0, 1)])
         with pytest.raises(InvalidInput, match="was fetched from the cluster"):
             fetcher.repository.record_content(KEY)
@@ -344,9 +340,7 @@ async def test_a_version_that_is_partly_here_is_not_recorded_as_it_is(tmp_path: 
 )
 async def test_nothing_but_what_the_record_lists_is_served(tmp_path: Path, path: str) -> None:
     write_model(tmp_path / "source", CHUNKS)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
         (source.repository.folder(KEY) / "secret").write_text("not in the record")
         (tmp_path / "source" / "outside").write_text("neither")
         assert fetcher.store._fetcher is not None
@@ -360,9 +354,7 @@ async def test_nothing_but_what_the_record_lists_is_served(tmp_path: Path, path:
 async def test_fetching_keeps_to_its_rate(tmp_path: Path) -> None:
     write_model(tmp_path / "source", 8)
     limited = StoreSettings(fetch_bytes_per_second=8 * CHUNK, free_bytes=0)
-    async with store_world(tmp_path, limited) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path, limited) as (_, _, fetcher, digest):
         began = asyncio.get_running_loop().time()
         await fetcher.load(digest, ["source"])
         assert asyncio.get_running_loop().time() - began >= 0.8
@@ -391,12 +383,9 @@ async def test_who_waits_is_told_that_bytes_come_and_progress_adds_up(tmp_path: 
 async def test_a_load_that_is_not_wanted_any_more_stops_fetching(tmp_path: Path) -> None:
     write_model(tmp_path / "source", CHUNKS)
     slow = StoreSettings(serve_bytes_per_second=8 * CHUNK, free_bytes=0)
-    async with store_world(tmp_path, slow) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path, slow) as (_, _, fetcher, digest):
         loading = asyncio.create_task(fetcher.load(digest, ["source"]))
-        while not (fetcher.root / "net" / "1" / RECORD_FILE).exists() or not here(fetcher):
-            await asyncio.sleep(0.01)
+        await begun(fetcher, 1)
         fetcher.store.abandon(KEY)
         with pytest.raises(Unavailable, match="is not wanted here any more"):
             await loading
@@ -429,9 +418,7 @@ async def test_who_waits_for_a_record_is_let_go_when_the_process_ends(tmp_path: 
 async def test_caches_of_agents_are_nobodys_files(tmp_path: Path) -> None:
     content = write_model(tmp_path / "source", CHUNKS)
     (tmp_path / "fetcher" / "net" / "1" / ".parts").mkdir(parents=True)
-    async with store_world(tmp_path) as world:
-        source, fetcher = await world.add("source"), await world.add("fetcher")
-        digest = source.repository.content_digest(KEY)
+    async with source_and_fetcher(tmp_path) as (_, _, fetcher, digest):
         assert await fetcher.load(digest, ["source"]) == content
 
 

@@ -14,6 +14,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.status import StatusCode
 
 from catenary_services.telemetry.tracing import TraceContext, Tracer, is_sampled, parse_traceparent
+from shared_helpers.grpc_servers import listening
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-1] + "0"
@@ -179,12 +180,9 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 @pytest.fixture
 async def collector() -> AsyncIterator[tuple[Collector, str]]:
     servicer = Collector()
-    server = grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield servicer, f"http://127.0.0.1:{port}"
-    await server.stop(None)
+    add = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    async with listening(add, servicer) as address:
+        yield servicer, f"http://{address}"
 
 
 async def test_spans_reach_an_otlp_collector_as_one_tree(collector: tuple[Collector, str]) -> None:

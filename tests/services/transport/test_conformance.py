@@ -21,6 +21,7 @@ from catenary_services.errors import (
 )
 from catenary_services.transport.interface import Link
 from machine_faults.slow_network import slow_network
+from shared_helpers.waiting import until
 from tests.services.transport.peers import MIB, Inbox, Kit, Spawn
 
 SIZES = [0, 1, 4095, 8192, 8193, MIB, 33 * MIB]
@@ -38,14 +39,6 @@ def pattern(nbytes: int, seed: int = 0) -> bytes:
 
 def address_of(view: memoryview) -> int:
     return np.frombuffer(view, np.uint8).ctypes.data
-
-
-async def eventually(condition: object, within_s: float = 30) -> None:
-    """Waits for what happens in another process, which no event of this one announces."""
-    deadline = time.monotonic() + within_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "did not happen"
-        await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -153,7 +146,7 @@ async def test_a_peer_with_a_lower_limit_drops_the_connection_not_itself(kit: Ki
     link = await sender.connect(receiver.address, 5)
     with contextlib.suppress(PartitionLost):
         await send(link, bytes(2 * MIB))
-    await eventually(lambda: link.closed)
+    await until(lambda: link.closed)
     assert inbox.frames.empty()
     again = await sender.connect(receiver.address, 5)
     await send(again, b"fits")
@@ -394,8 +387,8 @@ async def test_nothing_is_left_open(kit: Kit) -> None:
     before, tasks = descriptors(), len(asyncio.all_tasks())
     for _ in range(3):
         await use()
-    await eventually(lambda: descriptors() <= before)
-    await eventually(lambda: len(asyncio.all_tasks()) <= tasks)
+    await until(lambda: descriptors() <= before)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks)
     if kit.settings.runtime_dir.exists():
         assert os.listdir(kit.settings.runtime_dir) == []
 

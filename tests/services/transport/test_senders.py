@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from catenary_protos.catenary.v1.common_pb2 import Peer, TransportAddress
 from catenary_services.errors import PartitionLost
 from catenary_services.security.identity import Role
 from catenary_services.transport import known_senders
@@ -22,6 +21,7 @@ from catenary_services.transport.interface import Capabilities, EndpointAddress,
 from catenary_services.transport.known_senders import KnownSenders
 from catenary_services.transport.settings import TransportSettings, host_id
 from catenary_services.transport.shared_memory.shm import ShmEndpoint
+from shared_helpers.peers import peer_of
 from tests.services.transport.peers import Inbox
 from tests.support.certificates import Certificates
 
@@ -53,13 +53,6 @@ class Peers:
         self.hubs.append(made)
         return made
 
-    def peer(self, peer_id: str, hub: TransportHub) -> Peer:
-        addresses = [
-            TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
-            for a in hub.addresses
-        ]
-        return Peer(peer_id=peer_id, incarnation=1, addresses=addresses)
-
 
 @pytest.fixture(params=TLS)
 async def peers(request: pytest.FixtureRequest, certificates: Certificates) -> AsyncIterator[Peers]:
@@ -78,7 +71,7 @@ async def test_frames_say_who_sent_them(peers: Peers) -> None:
     inbox = Inbox()
     a, b = await peers.hub("a", role="gateway"), await peers.hub("b", inbox)
     for hub in (a, b):
-        hub.update_directory([peers.peer("a", a), peers.peer("b", b)])
+        hub.update_directory([peer_of("a", a), peer_of("b", b)])
     await push(a, "b")
     assert (await inbox.next()).sender == FrameSender("a", Role.GATEWAY)
 
@@ -89,7 +82,7 @@ async def test_who_says_to_be_another_or_is_no_peer_cannot_connect(
 ) -> None:
     a, b = await peers.hub("a", role=role, name=name), await peers.hub("b")
     for hub in (a, b):
-        hub.update_directory([peers.peer("a", a), peers.peer("b", b)])
+        hub.update_directory([peer_of("a", a), peer_of("b", b)])
     with pytest.raises(PartitionLost):
         await push(a, "b")
 
@@ -102,7 +95,7 @@ async def test_frames_are_for_whom_the_directory_names_and_nobody_else(
     inbox = Inbox()
     a, b = await peers.hub("a"), await peers.hub("b", inbox, role=role, name=name)
     for hub in (a, b):
-        hub.update_directory([peers.peer("a", a), peers.peer("b", b)])
+        hub.update_directory([peer_of("a", a), peer_of("b", b)])
     with pytest.raises(PartitionLost):
         await push(a, "b")
     assert inbox.frames.empty()
@@ -112,7 +105,7 @@ async def test_members_of_another_cluster_exchange_nothing(peers: Peers, tmp_pat
     a = await peers.hub("a")
     peers.certificates = Certificates(tmp_path / "other", "other")
     b = await peers.hub("b")
-    a.update_directory([peers.peer("b", b)])
+    a.update_directory([peer_of("b", b)])
     with pytest.raises(PartitionLost):
         await push(a, "b")
 
@@ -123,7 +116,7 @@ async def test_frames_of_peers_in_no_directory_are_refused(
     monkeypatch.setattr(known_senders, "WAIT_S", 0.05)
     inbox = Inbox()
     a, b = await peers.hub("a"), await peers.hub("b", inbox)
-    a.update_directory([peers.peer("b", b)])
+    a.update_directory([peer_of("b", b)])
     await push(a, "b")
     async with asyncio.timeout(30):
         while not peers.refused:
@@ -137,7 +130,7 @@ async def test_frames_of_peers_in_no_directory_are_refused(
                 await link.push(await link.export(0, 5), b"h", 5)
                 await asyncio.sleep(0.005)
     # Once it is in the directory it is let in, over a new connection.
-    b.update_directory([peers.peer("a", a)])
+    b.update_directory([peer_of("a", a)])
     await push(a, "b", b"again")
     assert (await inbox.next()).header == b"again"
 
@@ -145,13 +138,13 @@ async def test_frames_of_peers_in_no_directory_are_refused(
 async def test_a_frame_that_overtakes_the_directory_waits_for_it(peers: Peers) -> None:
     inbox = Inbox()
     a, b = await peers.hub("a"), await peers.hub("b", inbox)
-    a.update_directory([peers.peer("b", b)])
+    a.update_directory([peer_of("b", b)])
     for header in (b"1", b"2"):
         await push(a, "b", header)
     async with asyncio.timeout(30):
         while b._senders is None or len(b._senders._waiting) < 2:
             await asyncio.sleep(0.005)
-    b.update_directory([peers.peer("a", a)])
+    b.update_directory([peer_of("a", a)])
     assert [(await inbox.next()).header for _ in range(2)] == [b"1", b"2"]
     assert peers.refused == []
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from catenary_scheduler.planning import ModelPlacement
-from catenary_scheduler.planning.live import ChainCluster, chain_jobs, placed, solve_job
+from catenary_scheduler.planning import DeployedModel, ModelPlacement
+from catenary_scheduler.planning.live import (
+    ChainCluster,
+    ChainLoad,
+    SessionShape,
+    chain_jobs,
+    placed,
+    solve_job,
+)
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.plan import Agent
 from catenary_services.domain.tensors import ANY, TensorSpec
 
 BLOCKS = 6
@@ -38,6 +48,24 @@ def block_table(blocks: int = BLOCKS) -> BlockTable:
     """Returns the cuts of such a decoder, whose blocks take no time."""
     boundary = Boundary((TensorSpec("x", "FP32", (ANY, 8)),), 32)
     return BlockTable("0" * 64, True, (boundary,) * (blocks + 1), (0,) * blocks)
+
+
+def sized_agent(name: str, memory_bytes: int, device_class: str = "cpu", **facts: Any) -> Agent:
+    """Returns an agent on a server of its own."""
+    return Agent(AgentId(name), device_class, ServerId(name), memory_bytes, 10**9, **facts)
+
+
+def sized_model(
+    key: ModelKey, max_batch: int = 4, partitions: int | None = None, **facts: Any
+) -> DeployedModel:
+    """Returns such a decoder as it is deployed, with sessions of 64 tokens."""
+    known = {"decoder": _DECODER, "session_tokens": 64, **facts}
+    return DeployedModel(key, block_table(), 10**9, max_batch, True, partitions, **known)
+
+
+def sized_load(model: DeployedModel) -> ChainLoad:
+    """Returns a tenth of a session a second, of ten tokens in and ten out."""
+    return ChainLoad(model, 0.1, SessionShape(10, 10))
 
 
 def served(there: ChainCluster) -> ModelPlacement:

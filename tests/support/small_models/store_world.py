@@ -22,6 +22,7 @@ from catenary_services.transport.frames import read_header
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
+from shared_helpers.peers import peer_of
 
 KEY = ModelKey("net", "1")
 CHUNK = 64 << 10
@@ -70,11 +71,7 @@ class StorePeer:
 
     @property
     def described(self) -> common_pb2.Peer:
-        addresses = [
-            common_pb2.TransportAddress(transport=a.transport, address=a.address, host_id=a.host_id)
-            for a in self.hub.addresses
-        ]
-        return common_pb2.Peer(peer_id=self.name, incarnation=id(self), addresses=addresses)
+        return peer_of(self.name, self.hub, id(self))
 
     def read(
         self,

@@ -26,6 +26,7 @@ LONGEST = (
     "tests/gpu_agent/test_device_check.py",
     "tests/gpu_agent/process/test_process.py",
     "tests/gpu_agent/decoders/torch/test_quantised.py",
+    "tests/gpu_agent/decoders/test_decoder_conformance.py",
     "tests/gpu_agent/decoders/onnx/test_onnx_executor.py",
     "tests/gpu_agent/decoders/torch/test_torch_executor.py",
 )

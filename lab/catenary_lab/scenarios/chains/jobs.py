@@ -130,11 +130,9 @@ class SystemJob:
         system = self.system
         cluster, workload, rate = self._task()
         if system.planner == "petals":
-            rule, capped = system.petals_rule, system.petals_capped
-            seed = self.requests.seed
-            return Outcome(serve_petals(cluster, workload, seed, rule, capped=capped))
+            return Outcome(serve_petals(cluster, workload, self.requests.seed))
         if system.planner == "bprr":
-            return Outcome(serve_bprr(cluster, workload, rate, by_ends=system.bprr_by_ends))
+            return Outcome(serve_bprr(cluster, workload, rate))
         try:
             composition = self._composed(cluster, workload, rate)
         except PlanInfeasible:

@@ -49,7 +49,6 @@ class GpuSpec(Closed):
     )
     forward_rps: Positive = Field(1.0, description="Blocks per second, as PETALS measures.")
     network_rps: Positive = Field(1.0, description="Requests per second, as PETALS measures.")
-    petals_most_blocks: Count | None = Field(None, description="Cap of PETALS on hosted blocks.")
 
 
 class FixedServer(Closed):
@@ -110,11 +109,6 @@ class System(Closed):
     cache_gb: Positive | None = Field(
         None, description="Cache of one session in one block, if it is not the model's."
     )
-    petals_rule: Literal["sorted", "total"] = Field(
-        "sorted", description="PETALS: least sorted loads (its own rule) or least total load."
-    )
-    petals_capped: bool = Field(False, description="PETALS: keep to petals_most_blocks.")
-    bprr_by_ends: bool = Field(False, description="BPRR: route by expected ends of sessions.")
 
 
 class LiveSpec(Closed):

@@ -104,9 +104,6 @@ class PolicySpec(Closed):
         False,
         description="Sessions count with their final length from the start (best, worst fit).",
     )
-    threshold: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="Load balancing: loads may differ by this share of the capacity."
-    )
 
     @model_validator(mode="after")
     def _can_reserve(self) -> PolicySpec:

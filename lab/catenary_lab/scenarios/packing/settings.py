@@ -50,7 +50,7 @@ class PackingJob:
 
     def run(self) -> PackingResult:
         gpu, policy = self.gpu, self.policy
-        chosen = PolicyChoice(policy.policy, policy.reserve, policy.threshold)
+        chosen = PolicyChoice(policy.policy, policy.reserve)
         run = PackingRun(
             GpuKind(gpu.cache_tokens, gpu.token_bytes, gpu.token_ms),
             chosen,

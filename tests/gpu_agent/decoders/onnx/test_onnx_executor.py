@@ -1,34 +1,30 @@
-"""ONNX Runtime decoders: exact in any cut and batch, exact in their accounts."""
+"""What ONNX Runtime decoders have beside what all decoders have."""
 
 from __future__ import annotations
 
 import gc
-import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem, set_layout
-from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
-from catenary_agent.executors.device import Device
-from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.ids import ModelKey, PartitionKey
-from catenary_services.errors import InvalidInput, ModelNotFound, Overloaded
+from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 from small_models.decoder_ring import DecoderRing
 from tiny_language_models import (
     LAYERS,
+    PROMPTS,
+    TOKENS,
     VOCABULARY,
     copied_llama,
-    greedy,
     imported_llama,
+    llama_answers,
     worker_in_this_process,
 )
 
@@ -36,270 +32,20 @@ for _module in ("torch", "transformers", "onnxruntime_genai"):
     pytest.importorskip(_module, reason="the extra [generation] is not installed")
 
 KEY = ModelKey("tiny", "1")
-PROMPTS = {n: [(7 * n + 3 * i * i) % 150 + 3 for i in range(2 + 5 * n)] for n in range(1, 7)}
-TOKENS = 16
-
-
-@pytest.fixture(scope="module")
-def model() -> tuple[ModelRepository, Any]:
-    repository, _, whole = imported_llama()
-    return repository, whole
-
-
-@pytest.fixture(scope="module")
-def repository(model: tuple[ModelRepository, Any]) -> ModelRepository:
-    return model[0]
-
-
-@pytest.fixture(scope="module")
-def expected(model: tuple[ModelRepository, Any]) -> dict[int, list[int]]:
-    answers = {session: greedy(model[1], prompt, TOKENS) for session, prompt in PROMPTS.items()}
-    assert len({tuple(answer) for answer in answers.values()}) == len(PROMPTS)
-    assert all(len(set(answer)) > 3 for answer in answers.values())  # worth comparing
-    return answers
 
 
 @pytest.fixture
-def whole(repository: ModelRepository) -> Iterator[OnnxDecoder]:
-    executor = decoder(repository, 0, LAYERS, 8 * LAYERS)
-    yield executor
-    executor.close()
+def repository() -> ModelRepository:
+    return imported_llama()[0]
 
 
-def decoder(
-    repository: ModelRepository, first: int, last: int, slots: int, *entries: int
-) -> OnnxDecoder:
-    layout = CacheLayout(slots, 64, (first, *entries))
-    return OnnxDecoder(repository, PartitionKey(KEY, first, last), layout)
-
-
-def ring(repository: ModelRepository, cuts: tuple[int, ...], sessions: int = 8) -> DecoderRing:
-    edges = [0, *cuts, LAYERS]
-    return DecoderRing([decoder(repository, a, b, sessions * (b - a)) for a, b in pairwise(edges)])
-
-
-@pytest.mark.parametrize("cuts", [(), (3,), (1, 5), (1, 2, 3, 5)], ids=str)
-@pytest.mark.parametrize("chunk", [3, 1000])
-def test_any_cut_and_chunk_generates_the_same(
-    cuts: tuple[int, ...], chunk: int, repository: ModelRepository, expected: dict[int, list[int]]
-) -> None:
-    agents = ring(repository, cuts)
-    assert agents.generate(PROMPTS, TOKENS, chunk) == expected
-    for executor in agents.executors:
-        assert executor.sessions == 0
-        assert executor.free_block_slots == executor.layout.block_slots
-
-
-def test_who_else_is_in_the_batch_changes_no_token(
-    repository: ModelRepository, expected: dict[int, list[int]]
-) -> None:
-    """Sessions join one by one, sit out steps, and leave in between."""
-    agents = ring(repository, (2,))
-    random = np.random.default_rng(3)
-    waiting, running = list(PROMPTS), set[int]()
-    answers: dict[int, list[int]] = {}
-    while waiting or running:
-        if waiting and (not running or random.random() < 0.4):
-            agents.open(waiting[0], PROMPTS[waiting[0]])
-            running.add(waiting.pop(0))
-        ready = [s for s in running if random.random() < 0.6]
-        left = {s: len(agents.tokens[s]) - agents.cached[s] for s in ready}
-        agents.advance({s: min(int(random.integers(1, 6)), n) for s, n in left.items()})
-        for session in ready:
-            answer = agents.tokens[session][len(PROMPTS[session]) :]
-            if len(answer) == TOKENS:
-                answers[session] = answer
-                agents.close(session)
-                running.remove(session)
-    assert answers == expected
-
-
-def test_sessions_that_enter_in_the_middle_share_the_pass(
-    repository: ModelRepository, expected: dict[int, list[int]]
-) -> None:
-    """Some sessions take blocks 0-4 elsewhere and enter a partition of [2, 6) at 4."""
-    front, side = decoder(repository, 0, 2, 99), decoder(repository, 0, 4, 99)
-    shared = decoder(repository, 2, LAYERS, 6 * 4, 4)
-    late = {2, 3, 5}
-    tokens = {s: list(p) for s, p in PROMPTS.items()}
-    cached = dict.fromkeys(PROMPTS, 0)
-    for session in PROMPTS:
-        (side if session in late else front).open_session(session, 0)
-        shared.open_session(session, 4 if session in late else 2)
-    assert shared.free_block_slots == 6 * 4 - 3 * 4 - 3 * 2
-    for _ in range(TOKENS):
-        hidden: dict[int, np.ndarray] = {}
-        for executor, group in ((front, set(PROMPTS) - late), (side, late)):
-            items = [
-                StepItem(s, cached[s], np.array(tokens[s][cached[s] :]), "hidden") for s in group
-            ]
-            hidden |= zip(group, executor.step(items), strict=True)  # type: ignore[arg-type]
-        logits = shared.step([StepItem(s, cached[s], hidden[s], "logits") for s in hidden])
-        for session, row in zip(hidden, logits, strict=True):
-            assert row is not None
-            cached[session] = len(tokens[session])
-            tokens[session].append(int(row.argmax()))
-    assert {s: t[len(PROMPTS[s]) :] for s, t in tokens.items()} == expected
-    for session in PROMPTS:
-        shared.close_session(session)
-    assert shared.free_block_slots == 6 * 4
-
-
-def test_a_change_of_layout_leaves_running_sessions_unharmed(
-    repository: ModelRepository, expected: dict[int, list[int]]
-) -> None:
-    agents = ring(repository, ())
-    (executor,) = agents.executors
-    for session, prompt in PROMPTS.items():
-        agents.open(session, prompt)
-    layouts = [
-        CacheLayout(9 * LAYERS, 64, (0, 3)),
-        CacheLayout(8 * LAYERS, 100, (0, 3, 5)),
-        CacheLayout(2 * LAYERS, 48, (0,)),  # fewer than are in use: they go on
-        CacheLayout(7 * LAYERS, 64, (0,)),
-    ]
-    for step in range(TOKENS):
-        if step % 3 == 1 and layouts:
-            set_layout(executor, layouts.pop(0))
-            assert executor.free_block_slots == executor.layout.block_slots - 6 * LAYERS
-            if executor.free_block_slots < 0:
-                with pytest.raises(Overloaded):
-                    executor.open_session(99, 0)
-        agents.advance({s: len(agents.tokens[s]) - agents.cached[s] for s in PROMPTS})
-    assert {s: agents.tokens[s][len(p) :] for s, p in PROMPTS.items()} == expected
-    assert not layouts
-
-
-def test_a_layout_is_prepared_beside_running_steps(
-    repository: ModelRepository, expected: dict[int, list[int]]
-) -> None:
-    agents = ring(repository, ())
-    (executor,) = agents.executors
-    prepared: list[Any] = []
-    layout = CacheLayout(4 * LAYERS, 64, (0, 2))
-    thread = threading.Thread(target=lambda: prepared.append(executor.prepare_layout(layout)))
-    thread.start()
-    first = {s: PROMPTS[s] for s in (1, 2, 3)}
-    assert agents.generate(first, TOKENS) == {s: expected[s] for s in first}
-    thread.join(30)
-    executor.open_session(50, 0)  # opened between preparing and applying
-    executor.apply_layout(prepared[0])
-    executor.open_session(51, 2)
-    assert executor.free_block_slots == 4 * LAYERS - LAYERS - (LAYERS - 2)
-    executor.close_session(50)
-    second = {s: PROMPTS[s] for s in (4, 5)}
-    assert agents.generate(second, TOKENS) == {s: expected[s] for s in second}
-
-
-def test_a_session_opened_at_an_entry_that_goes_keeps_it(repository: ModelRepository) -> None:
-    executor = decoder(repository, 2, LAYERS, 40, 4)
-    prepared = executor.prepare_layout(CacheLayout(40, 64, (2,)))
-    executor.open_session(1, 4)
-    hidden = np.ones((3, 64), np.float32)
-    executor.apply_layout(prepared)
-    (made,) = executor.step([StepItem(1, 0, hidden, "logits")])
-    other = decoder(repository, 4, LAYERS, 40)
-    other.open_session(1, 4)
-    (same,) = other.step([StepItem(1, 0, hidden, "logits")])
-    assert made is not None
-    assert same is not None
-    np.testing.assert_allclose(made, same, rtol=1e-4, atol=1e-5)
-    with pytest.raises(InvalidInput, match="do not enter"):
-        executor.open_session(2, 4)
-
-
-def test_sessions_that_entered_late_leave_room_for_new_ones_after_their_entry_went(
-    repository: ModelRepository, expected: dict[int, list[int]]
-) -> None:
-    """Six of two slots each, then two of all six: more rows in the last blocks than 24 / 6."""
-    executor = decoder(repository, 0, LAYERS, 18, 4)
-    for session in range(100, 106):
-        executor.open_session(session, 4)
-    set_layout(executor, CacheLayout(24, 64, (0,)))
-    agents = DecoderRing([executor])
-    late = [StepItem(s, 0, np.full((3, 64), 0.5, np.float32), "logits") for s in range(100, 106)]
-    before = executor.step(late)
-    two = {s: PROMPTS[s] for s in (2, 5)}
-    assert agents.generate(two, TOKENS) == {s: expected[s] for s in two}
-    for session in range(100, 106):
-        executor.close_session(session)
-    assert executor.free_block_slots == 24
-    assert all(np.array_equal(row, before[0]) for row in before if row is not None)  # type: ignore[arg-type]
-
-
-def test_slots_are_counted_exactly(whole: OnnxDecoder) -> None:
-    for session in range(8):
-        whole.open_session(session, 0)
-    assert whole.free_block_slots == 0
-    with pytest.raises(Overloaded, match="0 block slots left, 6 are needed"):
-        whole.open_session(8, 0)
-    whole.close_session(3)
-    whole.close_session(3)
-    assert whole.free_block_slots == LAYERS
-    whole.open_session(8, 0)
-    assert (whole.sessions, whole.free_block_slots) == (8, 0)
-
-
-@pytest.mark.parametrize(
-    ("item", "field"),
-    [
-        (StepItem(7, 0, np.array([1]), "logits"), "session"),
-        (StepItem(1, 1, np.array([1]), "logits"), "position"),
-        (StepItem(1, 0, np.arange(11), "logits"), "position"),
-        (StepItem(1, 0, np.array([VOCABULARY]), "logits"), "inputs"),
-        (StepItem(1, 0, np.array([-1]), "logits"), "inputs"),
-        (StepItem(1, 0, np.zeros((1, 64), np.float32), "logits"), "inputs"),
-        (StepItem(1, 0, np.array([], np.int64), "logits"), "inputs"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_item_is_refused_before_anything_is_computed(
-    item: StepItem, field: str, whole: OnnxDecoder
-) -> None:
-    whole.open_session(1, 0, tokens=10)
-    whole.open_session(2, 0)
-    good = StepItem(2, 0, np.array([5, 6]), "nothing")
-    with pytest.raises(InvalidInput) as refused:
-        whole.step([good, item])
-    assert refused.value.field == field
-    assert whole.step([good]) == [None]  # its position has not moved
-
-
-def test_results_stay_what_they_were(whole: OnnxDecoder) -> None:
-    whole.open_session(1, 0)
-    (first,) = whole.step([StepItem(1, 0, np.array([5]), "logits")])
-    assert first is not None
-    kept = first.copy()
-    whole.step([StepItem(1, 1, np.array([9]), "logits")])
-    np.testing.assert_array_equal(first, kept)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        CacheLayout(6, 64, ()),
-        CacheLayout(6, 64, (1,)),
-        CacheLayout(6, 64, (0, 6)),
-        CacheLayout(6, 64, (0, 3, 2)),
-        CacheLayout(-1, 64, (0,)),
-        CacheLayout(6, 0, (0,)),
-        CacheLayout(6, 129, (0,)),
-    ],
-    ids=str,
-)
-def test_an_impossible_layout_is_refused(layout: CacheLayout, repository: ModelRepository) -> None:
-    with pytest.raises(InvalidInput, match=r"cache\."):
-        OnnxDecoder(repository, PartitionKey(KEY, 0, LAYERS), layout)
-
-
-def test_blocks_the_model_has_not_are_refused(repository: ModelRepository) -> None:
-    layout = CacheLayout(6, 64, (0,))
-    with pytest.raises(InvalidInput, match="is not within 6 blocks"):
-        OnnxDecoder(repository, PartitionKey(KEY, 0, 7), layout)
-    with pytest.raises(ModelNotFound):
-        load_decoder(
-            repository, PartitionKey(ModelKey("no", "1"), 0, 1), Device.parse("cpu"), layout
-        )
+def ring(repository: ModelRepository, *cuts: int) -> DecoderRing:
+    return DecoderRing(
+        [
+            OnnxDecoder(repository, PartitionKey(KEY, a, b), CacheLayout(8 * (b - a), 64, (a,)))
+            for a, b in pairwise((0, *cuts, LAYERS))
+        ]
+    )
 
 
 def test_memory_of_caches_is_committed_late_and_given_back(repository: ModelRepository) -> None:
@@ -324,14 +70,15 @@ def test_memory_of_caches_is_committed_late_and_given_back(repository: ModelRepo
 
 @pytest.mark.parametrize(("precision", "likeness"), [("int8", 0.99), ("int4", 0.5)])
 def test_another_precision_is_made_on_demand(
-    precision: str, likeness: float, tmp_path: Path, whole: OnnxDecoder
+    precision: str, likeness: float, tmp_path: Path, repository: ModelRepository
 ) -> None:
     """Quantised weights give nearly the same logits, and the same tokens whatever the cut."""
+    (whole,) = ring(repository).executors
     repository, _ = copied_llama(tmp_path / "models")
     table = repository.decoder_table(KEY)
     repository.write_manifest(replace(repository.manifest(KEY), precision=precision))
     with worker_in_this_process():
-        one, three = ring(repository, ()), ring(repository, (2, 4))
+        one, three = ring(repository), ring(repository, 2, 4)
     assert (repository.folder(KEY) / f"onnx-{precision}").is_dir()
     assert repository.decoder_table(KEY).block_bytes < 0.6 * table.block_bytes
     assert three.generate(PROMPTS, 8, chunk=4) == one.generate(PROMPTS, 8)
@@ -343,25 +90,15 @@ def test_another_precision_is_made_on_demand(
     assert np.corrcoef(rows)[0, 1] > likeness
 
 
-async def test_cost_is_measured_without_a_trace(whole: OnnxDecoder) -> None:
-    async def at_once(work: Callable[[], int]) -> int:
-        return work()
-
-    whole.open_session(1, 0)
-    cost = await measure_between_steps(whole, at_once)
-    assert cost.prefill_ns + cost.prefill_token_ns > 0
-    assert cost.decode(1, 0) > 0
-    assert cost.decode(4, 100) > 0
-    assert cost.prefill_chunk_tokens == 64
-    assert (whole.sessions, whole.free_block_slots) == (1, 7 * LAYERS)
+def test_a_session_longer_than_the_graph_allows_is_refused(repository: ModelRepository) -> None:
+    with pytest.raises(InvalidInput, match=r"cache\."):
+        OnnxDecoder(repository, PartitionKey(KEY, 0, LAYERS), CacheLayout(6, 129, (0,)))
 
 
-def test_holes_in_a_batch_are_filled_only_while_a_row_is_cheap(
-    repository: ModelRepository, expected: dict[int, list[int]]
-) -> None:
+def test_holes_in_a_batch_are_filled_only_while_a_row_is_cheap(repository: ModelRepository) -> None:
     """Whatever a row costs, rows nobody asked for change nothing for their sessions."""
     for rows_per_read in (0.0, 1.0, 100.0):
-        agents = ring(repository, ())
+        agents = ring(repository)
         (executor,) = agents.executors
         assert isinstance(executor, OnnxDecoder)
         executor.learn_cost(DecoderCost(0, 1, round(rows_per_read * 1000), 1000))
@@ -375,4 +112,4 @@ def test_holes_in_a_batch_are_filled_only_while_a_row_is_cheap(
             left = {s: len(agents.tokens[s]) - agents.cached[s] for s in ready}
             agents.advance(left)
         got = {s: agents.tokens[s][len(p) : len(p) + TOKENS] for s, p in PROMPTS.items()}
-        assert got == expected
+        assert got == llama_answers()

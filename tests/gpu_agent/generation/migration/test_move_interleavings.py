@@ -26,6 +26,9 @@ SPLIT = [([("c", 0, BLOCKS)], CHAINS[6]), (CHAINS[1], CHAINS[7])]
 BUDGET_NS = 1000 * SECOND_NS
 
 
+OFTEN = [6, pytest.param(300, marks=pytest.mark.system)]
+
+
 def examples(count: int):
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=count, deadline=None, suppress_health_check=slow)
@@ -227,59 +230,45 @@ def test_a_session_that_still_reads_its_tokens_is_not_handed_over() -> None:
     assert len(world.answer(1)) == request.count
 
 
-@examples(6)
-@given(st.data(), st.integers(1, 6))
-def test_whatever_moves_and_in_any_order_every_answer_is_whole(data, chunk):
-    every_answer_is_whole(data, chunk)
+@pytest.mark.parametrize("count", OFTEN)
+def test_whatever_moves_and_in_any_order_every_answer_is_whole(count):
+    @examples(count)
+    @given(st.data(), st.integers(1, 6))
+    def every_answer_is_whole(data, chunk):
+        world = Cluster(chunk)
+        acts = [
+            lambda n=number, r=request, rings=rings: world.start(n, r, rings)
+            for number, (request, rings) in drawn_requests(data).items()
+        ]
+        play(world, data, acts, 120)
+        finish(world)
+        for number, request in world.requests.items():
+            assert not request.is_lost
+            assert len(world.answer(number)) == request.count
+
+    every_answer_is_whole()
 
 
-@pytest.mark.system
-@examples(300)
-@given(st.data(), st.integers(1, 6))
-def test_in_many_more_orders_every_answer_is_whole(data, chunk):
-    every_answer_is_whole(data, chunk)
+@pytest.mark.parametrize("count", OFTEN)
+def test_what_is_lost_while_sessions_move_is_never_said_wrong_and_all_comes_free(count):
+    @examples(count)
+    @given(st.data(), st.integers(1, 6))
+    def nothing_wrong_is_said(data, chunk):
+        world = Cluster(chunk)
+        drawn = drawn_requests(data)
+        acts = [
+            lambda n=number, r=request, rings=rings: world.start(n, r, rings)
+            for number, (request, rings) in drawn.items()
+        ]
+        for number in data.draw(st.sets(st.sampled_from(sorted(drawn)))):
+            acts.append(lambda n=number: n in world.requests and cancel(world, n))
+        acts += [world.cut_one] * data.draw(st.integers(0, 2))
+        acts += [world.pass_time] * data.draw(st.integers(0, 1))
+        acts += [lambda: raise_epoch(world)] * data.draw(st.integers(0, 1))
+        play(world, data, data.draw(st.permutations(acts)), 150)
+        finish(world)
 
-
-def every_answer_is_whole(data: st.DataObject, chunk: int) -> None:
-    world = Cluster(chunk)
-    acts = [
-        lambda n=number, r=request, rings=rings: world.start(n, r, rings)
-        for number, (request, rings) in drawn_requests(data).items()
-    ]
-    play(world, data, acts, 120)
-    finish(world)
-    for number, request in world.requests.items():
-        assert not request.is_lost
-        assert len(world.answer(number)) == request.count
-
-
-@examples(6)
-@given(st.data(), st.integers(1, 6))
-def test_what_is_lost_while_sessions_move_is_never_said_wrong_and_all_comes_free(data, chunk):
-    nothing_wrong_is_said(data, chunk)
-
-
-@pytest.mark.system
-@examples(300)
-@given(st.data(), st.integers(1, 6))
-def test_in_many_more_orders_nothing_wrong_is_said(data, chunk):
-    nothing_wrong_is_said(data, chunk)
-
-
-def nothing_wrong_is_said(data: st.DataObject, chunk: int) -> None:
-    world = Cluster(chunk)
-    drawn = drawn_requests(data)
-    acts = [
-        lambda n=number, r=request, rings=rings: world.start(n, r, rings)
-        for number, (request, rings) in drawn.items()
-    ]
-    for number in data.draw(st.sets(st.sampled_from(sorted(drawn)))):
-        acts.append(lambda n=number: n in world.requests and cancel(world, n))
-    acts += [world.cut_one] * data.draw(st.integers(0, 2))
-    acts += [world.pass_time] * data.draw(st.integers(0, 1))
-    acts += [lambda: raise_epoch(world)] * data.draw(st.integers(0, 1))
-    play(world, data, data.draw(st.permutations(acts)), 150)
-    finish(world)
+    nothing_wrong_is_said()
 
 
 def cancel(world: Cluster, number: int) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from catenary_agent.generation.context import CacheLimits
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
-from tests.support.agent_harness import SECOND_NS, until
+from shared_helpers.waiting import until
+from tests.support.agent_harness import SECOND_NS
 from tests.support.ring_harness import opening, toy, undisturbed
 
 PROMPT = [(7 * i * i + 5 * i + 3) % 48 for i in range(37)]
@@ -47,7 +48,7 @@ async def agents_of(rings, *chains, chunk: int = 8, takes_s: float = 0.005, **op
 
 async def two_rings(rings, cut: str, **options):
     old, new = (spans(prefix, cuts) for prefix, cuts in zip("on", CUTS[cut], strict=True))
-    return old, new, await agents_of(rings, old, new, **options)
+    return await rings.caller(), old, new, await agents_of(rings, old, new, **options)
 
 
 def close(nodes, chain, *sessions: int) -> None:
@@ -56,14 +57,31 @@ def close(nodes, chain, *sessions: int) -> None:
         nodes[agent].generation.close_sessions(sessions)
 
 
+async def generating(caller, ring) -> None:
+    """Opens session 1, and returns when it generates."""
+    await caller.open(1, opening(ring, PROMPT, max_tokens=TOKENS))
+    await caller.wait_for(1, 3)
+
+
+async def hold_up(caller, nodes, new) -> None:
+    """Has the last agent of a ring of three compute session 9 until it is let go on."""
+    nodes["n-2"].decoders[0].gate.clear()
+    await caller.open(9, opening(new, PROMPT))
+    await until(lambda: nodes["n-2"].generation.sessions == 1)
+
+
+def let_go_on(nodes, new) -> None:
+    nodes["n-2"].decoders[0].gate.set()
+    close(nodes, new, 9)
+
+
 def failed(nodes) -> list[int]:
     return [each.session_id for node in nodes.values() for each in node.told.of("session_failed")]
 
 
 @pytest.mark.parametrize(("cut", "mode"), WAYS)
 async def test_moved_sessions_say_what_one_whole_model_does(rings, cut, mode):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, cut)
+    caller, old, new, nodes = await two_rings(rings, cut)
     leader = nodes[old[0][0]]
     quick_s = leader.decoders[0].takes_s
     leader.decoders[0].takes_s = 0.05  # no answer ends before its move, however busy the machine
@@ -98,8 +116,7 @@ async def test_moved_sessions_say_what_one_whole_model_does(rings, cut, mode):
 
 
 async def test_by_kv_nothing_is_computed_twice(rings):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "1 to 1")
+    caller, old, new, nodes = await two_rings(rings, "1 to 1")
     await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
     await caller.wait_for(1, 5)
     await caller.move(1, 2, new)
@@ -157,8 +174,7 @@ async def test_a_session_moves_on_and_on_and_back(rings):
 
 @pytest.mark.system
 async def test_many_sessions_leave_an_agent_at_once_while_others_go_on_where_they_go(rings):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "2 to 3", caches=CacheLimits(frame_bytes=128))
+    caller, old, new, nodes = await two_rings(rings, "2 to 3", caches=CacheLimits(frame_bytes=128))
     moving, staying = range(1, 9), range(20, 24)
     for session in moving:
         await caller.open(session, opening(old, PROMPT[session:], max_tokens=TOKENS))
@@ -195,8 +211,7 @@ async def test_a_session_of_a_split_phase_moves_once_it_generates(rings, mode):
 
 @pytest.mark.parametrize("mode", BOTH)
 async def test_a_move_ordered_while_the_prompt_is_read_waits_for_its_end(rings, mode):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "2 to 3")
+    caller, old, new, nodes = await two_rings(rings, "2 to 3")
     nodes["o-1"].decoders[0].gate.clear()
     await caller.open(1, opening(old, PROMPT * 3, max_tokens=TOKENS))
     await until(lambda: nodes["o-1"].generation.sessions == 1)
@@ -236,8 +251,7 @@ async def test_without_room_a_session_stays(rings, mode):
     old, new = spans("o", [(0, 3), (3, 6)]), spans("n", [(0, 1), (1, 6)])
     nodes = await agents_of(rings, old, new[:1])
     nodes["n-1"] = await rings.agent("n-1", toy(1, 6, slots=4))
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    await generating(caller, old)
     await caller.move(1, 2, new, by_tokens=MODES[mode])
     assert await first_failure(nodes["n-1"]) == (2, "OVERLOADED", "n-1")
     await stays(rings, caller, nodes, old)
@@ -247,12 +261,10 @@ async def test_without_room_a_session_stays(rings, mode):
 
 @pytest.mark.parametrize("mode", BOTH)
 async def test_an_agent_that_is_lost_leaves_a_session_where_it_is(rings, mode):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "2 to 3", push_timeout_s=0.3)
+    caller, old, new, nodes = await two_rings(rings, "2 to 3", push_timeout_s=0.3)
     await rings.remove("n-1")
     del nodes["n-1"]
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    await generating(caller, old)
     await caller.move(1, 2, new, by_tokens=MODES[mode])
     assert await first_failure(nodes["o-0"]) == (2, "PARTITION_LOST", "n-1")
     await stays(rings, caller, nodes, old)
@@ -264,72 +276,59 @@ async def test_a_new_agent_that_says_nothing_is_waited_for_no_longer_than_patien
     patience = CacheLimits(
         stall_timeout_ns=SECOND_NS // 2
     )  # the others answer in time on any machine
-    old, new, nodes = await two_rings(rings, "2 to 3", caches=patience)
+    caller, old, new, nodes = await two_rings(rings, "2 to 3", caches=patience)
     await caller.open(9, opening(new, PROMPT))
     nodes["n-2"].decoders[0].gate.clear()
     await until(nodes["n-2"].decoders[0].entered.is_set)
     nodes["n-2"].decoders[0].entered.clear()
     nodes["o-0"].decoders[0].takes_s = 0.05  # the answer takes longer than patience lasts
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    await generating(caller, old)
     await caller.move(1, 2, new, by_tokens=MODES[mode])
     assert await first_failure(nodes["o-0"]) == (2, "PARTITION_LOST", "n-2")
-    nodes["n-2"].decoders[0].gate.set()
-    close(nodes, new, 9)
+    let_go_on(nodes, new)
     await stays(rings, caller, nodes, old)
 
 
 @pytest.mark.parametrize("where", ["n-1", "o-0"])
 async def test_an_executor_that_cannot_copy_leaves_a_session_where_it_is(rings, where):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "2 to 3")
+    caller, old, new, nodes = await two_rings(rings, "2 to 3")
     decoder = nodes[where].decoders[0]
 
     def refuse(*arguments):
         raise RuntimeError("broken")
 
     decoder.export_cache = decoder.import_cache = refuse
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    await generating(caller, old)
     await caller.move(1, 2, new)
     assert await first_failure(nodes[where]) == (2, "INTERNAL", where)
     await stays(rings, caller, nodes, old)
 
 
 async def test_a_stale_order_is_refused_and_a_newer_scheduler_ends_what_an_older_has_begun(rings):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "2 to 3")
+    caller, old, new, nodes = await two_rings(rings, "2 to 3")
     nodes["o-0"].generation.raise_epoch(5)
     await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS), epoch=5)
     await caller.wait_for(1, 3)
     await caller.move(1, 2, new, epoch=4)
     assert await first_failure(nodes["o-0"]) == (2, "STALE_EPOCH", "o-0")
-    nodes["n-2"].decoders[0].gate.clear()  # so that it cannot be handed over
-    await caller.open(9, opening(new, PROMPT))
-    await until(lambda: nodes["n-2"].generation.sessions == 1)
+    await hold_up(caller, nodes, new)  # so that it cannot be handed over
     await caller.move(1, 3, new, epoch=5)
     await until(lambda: nodes["n-1"].generation.sessions == 2)
     nodes["o-0"].generation.raise_epoch(6)
     await nodes["o-0"].told.wait_for("session_failed", 2)
-    nodes["n-2"].decoders[0].gate.set()
-    close(nodes, new, 9)
+    let_go_on(nodes, new)
     await stays(rings, caller, nodes, old)
 
 
 @pytest.mark.parametrize("closed", [1, 2])
 async def test_closing_either_session_ends_the_move(rings, closed):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "2 to 3")
-    nodes["n-2"].decoders[0].gate.clear()
-    await caller.open(9, opening(new, PROMPT))
-    await until(lambda: nodes["n-2"].generation.sessions == 1)
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    caller, old, new, nodes = await two_rings(rings, "2 to 3")
+    await hold_up(caller, nodes, new)
+    await generating(caller, old)
     await caller.move(1, 2, new)
     await until(lambda: nodes["n-1"].generation.sessions == 2)
     close(nodes, old if closed == 1 else new[:2], closed)
-    nodes["n-2"].decoders[0].gate.set()
-    close(nodes, new, 9)
+    let_go_on(nodes, new)
     if closed == 2:
         await stays(rings, caller, nodes, old)
         return
@@ -341,19 +340,14 @@ async def test_closing_either_session_ends_the_move(rings, closed):
 
 @pytest.mark.parametrize("mode", BOTH)
 async def test_a_session_that_ends_before_it_was_handed_over_has_all_its_tokens(rings, mode):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "2 to 3")
-    nodes["n-2"].decoders[0].gate.clear()
-    await caller.open(9, opening(new, PROMPT))
-    await until(lambda: nodes["n-2"].generation.sessions == 1)
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    caller, old, new, nodes = await two_rings(rings, "2 to 3")
+    await hold_up(caller, nodes, new)
+    await generating(caller, old)
     await caller.move(1, 2, new, by_tokens=MODES[mode])
     await caller.finished(1)
     with pytest.raises(AssertionError, match="2 has 0 of 1 tokens: 1 had the last"):
         await caller.wait_for(2, 1)
-    nodes["n-2"].decoders[0].gate.set()
-    close(nodes, new, 9)
+    let_go_on(nodes, new)
     assert await first_failure(nodes["o-0"]) == (2, "UNAVAILABLE", "o-0")
     await stays(rings, caller, nodes, old)
 
@@ -371,8 +365,7 @@ async def test_rings_it_cannot_go_to_are_refused(rings, ring, reason):
     caller = await rings.caller()
     old = spans("o", [(0, 6)])
     nodes = await agents_of(rings, old, [("n-0", 0, 6), ("n-1", 0, 6)])
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    await generating(caller, old)
     await caller.move(1, 2, ring)
     where = "o-0" if reason == "INVALID_INPUT" else "n-0"
     assert (await first_failure(nodes[where]))[:2] == (2, reason)
@@ -380,21 +373,16 @@ async def test_rings_it_cannot_go_to_are_refused(rings, ring, reason):
 
 
 async def test_a_second_order_takes_the_place_of_the_first(rings):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "2 to 3")
-    nodes["n-2"].decoders[0].gate.clear()
-    await caller.open(9, opening(new, PROMPT))
-    await until(lambda: nodes["n-2"].generation.sessions == 1)
+    caller, old, new, nodes = await two_rings(rings, "2 to 3")
+    await hold_up(caller, nodes, new)
     other = [("x", 0, 6)]
     nodes |= await agents_of(rings, other)
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    await generating(caller, old)
     await caller.move(1, 2, new)
     await caller.move(1, 3, other)
     await caller.finished(3)
     assert caller.answer(3) == undisturbed(PROMPT, TOKENS)
-    nodes["n-2"].decoders[0].gate.set()
-    close(nodes, new, 9)
+    let_go_on(nodes, new)
     close(nodes, old[1:], 1)
     assert (await first_failure(nodes["o-0"]))[0] == 2
     await rings.all_free()
@@ -404,11 +392,9 @@ async def test_a_second_order_takes_the_place_of_the_first(rings):
 
 
 async def test_an_old_agent_that_is_told_to_close_sends_its_last_rows_first(rings):
-    caller = await rings.caller()
     small = CacheLimits(frame_bytes=96, window_bytes=97)
-    old, new, nodes = await two_rings(rings, "2 to 3", caches=small)
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    caller, old, new, nodes = await two_rings(rings, "2 to 3", caches=small)
+    await generating(caller, old)
     await caller.move(1, 2, new)
     await nodes["o-0"].told.wait_for("session_moved")
     close(nodes, old[1:], 1)
@@ -422,10 +408,8 @@ async def test_an_old_agent_that_is_told_to_close_sends_its_last_rows_first(ring
 
 
 async def test_rows_that_cannot_leave_after_the_hand_over_fail_what_it_became(rings):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "1 to 1", push_timeout_s=0.3)
-    await caller.open(1, opening(old, PROMPT, max_tokens=TOKENS))
-    await caller.wait_for(1, 3)
+    caller, old, new, nodes = await two_rings(rings, "1 to 1", push_timeout_s=0.3)
+    await generating(caller, old)
     target = nodes["n-0"].decoders[0]
     entered = asyncio.Event()
     loop, real = asyncio.get_running_loop(), target.import_cache
@@ -446,8 +430,7 @@ async def test_rows_that_cannot_leave_after_the_hand_over_fail_what_it_became(ri
 
 @pytest.mark.parametrize("late", ["ready", "give_up", "hand_over", "round"])
 async def test_steps_that_nobody_waits_for_are_ignored(rings, late):
-    caller = await rings.caller()
-    old, _, nodes = await two_rings(rings, "1 to 1")
+    caller, old, _, nodes = await two_rings(rings, "1 to 1")
     step = frame_pb2.SessionMove.Step.Value(f"STEP_{late.upper()}")
     move = frame_pb2.SessionMove(session_id=7, moved_session_id=1, step=step)
     kind = frame_pb2.FRAME_KIND_SESSION_MOVE
@@ -461,8 +444,7 @@ async def test_steps_that_nobody_waits_for_are_ignored(rings, late):
 
 async def test_streams_beside_a_session_that_is_read_again_keep_short_steps(rings):
     """It generates elsewhere meanwhile, so a quarter of a chunk beside decode rows is enough."""
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "1 to 1", chunk=16)
+    caller, old, new, nodes = await two_rings(rings, "1 to 1", chunk=16)
     prompt = PROMPT * 3
     await caller.open(1, opening(new, PROMPT, max_tokens=200))
     await caller.open(2, opening(old, prompt, max_tokens=200))
@@ -488,8 +470,7 @@ async def test_streams_beside_a_session_that_is_read_again_keep_short_steps(ring
 
 
 async def test_a_prompt_gives_way_in_the_step_in_which_a_stream_goes_on(rings):
-    caller = await rings.caller()
-    old, new, nodes = await two_rings(rings, "1 to 1", chunk=16)
+    caller, old, new, nodes = await two_rings(rings, "1 to 1", chunk=16)
     await caller.open(1, opening(new, PROMPT, max_tokens=60))
     await caller.open(2, opening(old, PROMPT, max_tokens=60))
     await caller.wait_for(1, 3)

@@ -11,8 +11,6 @@ from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.context import CacheLimits
 from catenary_services.domain.ids import PartitionKey
-from tests.support.agent_harness import SECOND_NS
-from tests.support.language_model import KEY, shared_models
 from tests.support.ring_harness import opening
 from tiny_language_models import imported_llama
 
@@ -56,12 +54,6 @@ def longer(decoder, pause_s: float):
     return decoder
 
 
-def close_all(rings, sessions: int) -> None:
-    """What the scheduler orders when all are over."""
-    for node in rings.nodes.values():
-        node.generation.close_sessions(list(range(sessions)))
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("by_tokens", [False, True])
 @pytest.mark.parametrize(
@@ -96,47 +88,6 @@ async def test_sessions_that_move_twice_say_what_they_say_undisturbed(rings, lib
         assert await caller.ended(30 + n, 30) == expected[n]
     moved = [each for node in rings.nodes.values() for each in node.told.of("session_moved")]
     assert len(moved) > len(PROMPTS)
-    close_all(rings, 40)
-    await rings.all_free()
-
-
-SMOL_TOKENS = 100
-"""The old ring generates 20 to 30 of them while the new one reads 80 tokens. With 24 some answers
-ended before their move did, or left the new ring one token."""
-SMOL = {
-    "old": [("o-0", 0, 30)],
-    "new": [("n-0", 0, 11), ("n-1", 11, 30)],
-}
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("by_tokens", [False, True])
-async def test_moved_sessions_of_smollm2_say_what_they_say_undisturbed(rings, by_tokens):
-    caller = await rings.caller()
-    for ring in SMOL.values():
-        for agent, first, last in ring:
-            layout = CacheLayout(8 * (last - first), 256, (first,))
-            key = PartitionKey(KEY, first, last)
-            loaded = load_decoder(shared_models(), key, Device("cpu"), layout)
-            await rings.agent(agent, loaded, chunk=64)
-    prompts = {n: [500 + 37 * n + (n * i * i) % 900 for i in range(40 * n)] for n in (1, 2)}
-
-    def made(n: int):
-        limits = {"max_tokens": SMOL_TOKENS, "budget_ns": 300 * SECOND_NS}
-        return opening(SMOL["old"], prompts[n], model=KEY, **limits)
-
-    expected = {}
-    for n in prompts:
-        await caller.open(n, made(n))
-        expected[n] = await caller.finished(n, 100)
-    for n in prompts:
-        await caller.open(10 + n, made(n))
-    for before, after, ring in ((10, 20, "new"), (20, 30, "old")):
-        for n in prompts:
-            await caller.wait_for(before + n, 2, 100)
-            await caller.move(before + n, after + n, SMOL[ring], by_tokens=by_tokens)
-    for n in prompts:
-        assert await caller.ended(30 + n, 100) == expected[n]
-    assert len(rings.nodes["o-0"].told.of("session_moved")) == len(prompts)
-    close_all(rings, 40)
+    for node in rings.nodes.values():
+        node.generation.close_sessions(list(range(40)))  # as the scheduler orders at the end
     await rings.all_free()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from catenary_agent.generation.frames.sent_caches import SentCacheReporter
-from tests.support.agent_harness import until
+from shared_helpers.waiting import until
 from tests.support.ring_harness import opening, toy, undisturbed
 
 PROMPT = [(7 * i * i + 5 * i + 3) % 48 for i in range(37)]

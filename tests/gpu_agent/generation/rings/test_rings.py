@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.support.agent_harness import entered, until
+from shared_helpers.waiting import until
+from tests.support.agent_harness import entered
 from tests.support.ring_harness import (
     BLOCKS,
     END,

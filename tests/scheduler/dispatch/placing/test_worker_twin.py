@@ -13,8 +13,8 @@ from catenary_scheduler.dispatch.placing.constraints import PaperReadings, exami
 from catenary_scheduler.dispatch.placing.jobs import Job, WorkerLimits
 from catenary_scheduler.dispatch.placing.occupancy import RunningSequence
 from catenary_scheduler.dispatch.placing.worker import Worker
-from catenary_services.domain.ids import GatewayId, RequestId
 from catenary_services.domain.latency import LatencyLines
+from scheduling_cases.pipelines import request
 
 MS = 1_000_000
 T_PRE, T_DEC = 600 * MS, 30 * MS
@@ -25,10 +25,6 @@ STEP = st.tuples(
     st.integers(1, 300),
     st.integers(1, 400),
 )
-
-
-def request(number: int) -> RequestId:
-    return RequestId(GatewayId("g"), number)
 
 
 def applied(worker: Worker, steps: list[tuple[str, int, int, int]], now: int) -> None:

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import ModelKey
-from scheduler_harness import MS, AgentScript, Crowd, add_model, admin, scheduler, until
+from scheduler_harness import MS, AgentScript, Crowd, add_model, admin, operated, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 POOL = {
@@ -27,7 +27,7 @@ POOL = {
 
 
 async def test_status_and_plan_of_a_running_cluster(configured: Configured, crowd: Crowd) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
+    async with operated(configured()) as (process, stub):
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-0")
         with pytest.raises(grpc.aio.AioRpcError) as none_yet:
@@ -55,10 +55,8 @@ async def test_status_and_plan_of_a_running_cluster(configured: Configured, crow
 
 
 async def test_a_plan_is_applied_and_taken_back(configured: Configured, crowd: Crowd) -> None:
-    async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        agents = [await crowd.agent(process.port, f"agent-{i}") for i in range(2)]
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured(expected_agents=2)) as (process, stub):
+        _, agents = await crowd.serving(process.port, agents=2)
         answer = await stub.ApplyPlan(
             admin_pb2.ApplyPlanRequest(plan_json=json.dumps(POOL)), timeout=10
         )
@@ -76,7 +74,7 @@ async def test_a_plan_is_applied_and_taken_back(configured: Configured, crowd: C
 
 
 async def test_a_plan_that_waits_for_an_agent_says_so(configured: Configured, crowd: Crowd) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
+    async with operated(configured()) as (process, stub):
         await crowd.agent(process.port, "agent-0")
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await stub.ApplyPlan(
@@ -89,7 +87,7 @@ async def test_a_plan_that_waits_for_an_agent_says_so(configured: Configured, cr
 async def test_a_model_is_deployed_at_run_time(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
+    async with operated(configured()) as (process, stub):
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-0")
         add_model(tmp_path / "models", ModelKey("late", "3"))
@@ -108,7 +106,7 @@ async def test_a_model_is_deployed_at_run_time(
 async def test_what_sessions_are_moved_for_is_said_when_the_model_is_deployed(
     generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(max_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(max_agents=2)) as (process, stub):
         await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-0")
 
@@ -138,7 +136,7 @@ async def test_a_draining_agent_finishes_and_gets_nothing_new(
 ) -> None:
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(POOL))
-    async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(configured(plan_file=file)) as (process, stub):
         gateway = await crowd.gateway(process.port)
         slow_ones = AgentScript(compute_ns=300 * MS)
         agents = {

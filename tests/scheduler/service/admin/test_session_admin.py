@@ -12,7 +12,14 @@ from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from chain_harness import serving
-from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, admin, scheduler, until
+from scheduler_harness import (
+    AgentScript,
+    Crowd,
+    FakeAgent,
+    FakeGateway,
+    operated,
+    until,
+)
 
 Configured = Callable[..., SchedulerSettings]
 CODE = grpc.StatusCode
@@ -40,7 +47,7 @@ async def listed(stub, **facts: str) -> list[admin_pb2.SessionStatus]:
 
 
 async def test_a_session_is_listed_moved_and_measured(generating: Configured, crowd: Crowd) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(7)
         first = await gateway.started(7)
@@ -87,12 +94,13 @@ async def test_a_session_is_listed_moved_and_measured(generating: Configured, cr
 async def test_a_story_tells_of_a_session_that_was_moved_lost_and_finished(
     generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(7)
         first = await gateway.started(7)
         await generates(process, gateway, 7)
-        await stub.MoveSession(Move(session_id=first.session_id, mode="kv"))
+        begun = await stub.MoveSession(Move(session_id=first.session_id, mode="kv", wait_ns=1))
+        assert (begun.outcome, begun.mode) == ("begun", "kv")
         second = await gateway.started(7, times=2)
         await agent_of(agents, first).moved(second.session_id, first.session_id)
         await until(lambda: agent_of(agents, first).told_to_close(first.session_id), "it moved")
@@ -141,18 +149,25 @@ async def test_a_story_tells_of_a_session_that_was_moved_lost_and_finished(
 
 
 async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(7)
         first = await gateway.started(7)
+        with pytest.raises(grpc.aio.AioRpcError, match="its prompt is not done"):
+            await stub.MoveSession(Move(session_id=first.session_id))
         await generates(process, gateway, 7)
-        begun = await stub.MoveSession(Move(session_id=first.session_id, mode="kv"))
-        assert (begun.outcome, begun.mode) == ("begun", "kv")
+        with pytest.raises(grpc.aio.AioRpcError, match="has no chain 'nowhere'"):
+            await stub.MoveSession(Move(session_id=first.session_id, chain_id="nowhere"))
+        spec = Move(session_id=first.session_id, mode="kv", wait_ns=5 * SECOND_NS)
+        asked = asyncio.ensure_future(stub.MoveSession(spec))
+        second = await gateway.started(7, times=2)
         with pytest.raises(grpc.aio.AioRpcError, match="moves already") as raised:
             await stub.MoveSession(Move(session_id=first.session_id))
         assert raised.value.code() == CODE.UNAVAILABLE
-        second = await gateway.started(7, times=2)
         await agent_of(agents, second).fails(second.session_id)
+        failed = await asked
+        assert (failed.outcome, failed.mode) == ("failed", "kv")
+        assert failed.problem
         await until(lambda: agent_of(agents, second).told_to_close(second.session_id), "it closed")
         status = await stub.GetStatus(admin_pb2.GetStatusRequest())
         assert (status.moves_done, status.moves_failed) == (0, 1)
@@ -172,21 +187,10 @@ async def test_a_move_that_fails_says_why(generating: Configured, crowd: Crowd) 
 async def test_wrong_requests_are_refused(
     generating: Configured, crowd: Crowd, spec: dict[str, object], code: CODE, said: str
 ) -> None:
-    async with scheduler(generating()) as process, admin(process.port) as stub:
+    async with operated(generating()) as (process, stub):
         await serving(process, crowd, AgentScript())
         with pytest.raises(grpc.aio.AioRpcError, match=said) as raised:
             await stub.MoveSession(Move(**spec))
         assert raised.value.code() == code
         with pytest.raises(grpc.aio.AioRpcError, match="not deployed"):
             await listed(stub, model="gpt")
-
-
-async def test_unknown_chains_are_named(generating: Configured, crowd: Crowd) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
-        gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
-        await gateway.submit_session(7)
-        first = await gateway.started(7)
-        await generates(process, gateway, 7)
-        with pytest.raises(grpc.aio.AioRpcError, match="chain"):
-            await stub.MoveSession(Move(session_id=first.session_id, chain_id="nowhere"))
-        assert len(gateway.starts(7)) == 1

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.settings import SchedulerSettings
-from chain_harness import RING, file_of, serving
-from scheduler_harness import MS, AgentScript, Crowd, admin, scheduler, until
+from chain_harness import RING, serving
+from scheduler_harness import MS, AgentScript, Crowd, operated
 
 Configured = Callable[..., SchedulerSettings]
 TWO_STAGES = {
@@ -37,10 +36,8 @@ def lines_of(
 async def test_timelines_show_what_was_booked_and_what_really_was(
     configured: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        agents = [await crowd.agent(process.port, f"agent-{i}") for i in range(2)]
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured(expected_agents=2)) as (process, stub):
+        gateway, agents = await crowd.serving(process.port, agents=2)
         await stub.ApplyPlan(
             admin_pb2.ApplyPlanRequest(plan_json=json.dumps(TWO_STAGES)), timeout=10
         )
@@ -90,10 +87,8 @@ async def test_timelines_show_what_was_booked_and_what_really_was(
 
 
 async def test_generating_is_shown_as_it_was_reported(configured: Configured, crowd: Crowd) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured()) as (process, stub):
+        _, (agent,) = await crowd.serving(process.port)
         report = scheduler_pb2.GenerationReport(
             key=scheduler_pb2.PartitionKey(
                 model="llm", model_version="1", first_block=0, last_block=6
@@ -121,10 +116,8 @@ async def test_generating_is_shown_as_it_was_reported(configured: Configured, cr
 async def test_status_says_how_agents_keep_up_with_what_is_booked(
     configured: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured()) as (process, stub):
+        gateway, (agent,) = await crowd.serving(process.port)
         for number in range(1, 5):
             await gateway.submit(number)
             order = await gateway.dispatched(number)
@@ -161,10 +154,10 @@ async def test_status_says_how_agents_keep_up_with_what_is_booked(
 
 
 async def test_a_plan_of_chains_promises_sessions_and_bounds(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    settings = generating(plan_file=file_of(tmp_path, RING))
-    async with scheduler(settings) as process, admin(process.port) as stub:
+    settings = generating(plan=RING)
+    async with operated(settings) as (process, stub):
         await serving(process, crowd, AgentScript(), AgentScript())
         promise = (await stub.GetPlan(admin_pb2.GetPlanRequest())).promises[0]
         chain = (await stub.GetStatus(admin_pb2.GetStatusRequest())).models[0].chains[0]

@@ -18,9 +18,7 @@ async def test_only_sampled_requests_have_a_span_and_carry_their_context_on(
     process = SchedulerProcess(configured(), tracer=tracer)
     try:
         await process.start()
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, _ = await crowd.serving(process.port)
         sampled = TraceContext(0xABC, 0x12, True)
         plain = TraceContext(0xDEF, 0x34, False)
         await gateway.submit(1, traceparent=sampled.traceparent)

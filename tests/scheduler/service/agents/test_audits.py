@@ -15,7 +15,7 @@ from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisKeys
 from catenary_services.redis.embedded_redis import EmbeddedRedis
-from chain_harness import RING, file_of, nothing_is_left, serving
+from chain_harness import RING, nothing_is_left, serving
 from scheduler_harness import AgentScript, Crowd, FakeAgent, FakeGateway, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
@@ -28,8 +28,7 @@ async def ring(
     generating: Configured, crowd: Crowd, tmp_path: Path, *scripts: AgentScript
 ) -> AsyncIterator[Ring]:
     """A ring of two agents that generates, audited often."""
-    file = file_of(tmp_path, RING)
-    async with scheduler(generating(plan_file=file, **OFTEN)) as process:
+    async with scheduler(generating(plan=RING, **OFTEN)) as process:
         gateway, agents = await serving(
             process, crowd, *(scripts or (AgentScript(), AgentScript()))
         )
@@ -135,9 +134,7 @@ async def test_slots_are_booked_as_the_agent_has_them(
 
 async def test_a_batch_nobody_knows_is_cancelled(configured: Configured, crowd: Crowd) -> None:
     async with scheduler(configured(**OFTEN)) as process:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        _, (agent,) = await crowd.serving(process.port)
         agent.hold()
         assert agent.holds is not None
         ghost = process.leader().first_id + 4711
@@ -150,9 +147,7 @@ async def test_a_batch_nobody_knows_is_cancelled(configured: Configured, crowd: 
 
 
 async def photographs(process: SchedulerProcess, crowd: Crowd) -> tuple[FakeGateway, FakeAgent]:
-    gateway = await crowd.gateway(process.port)
-    agent = await crowd.agent(process.port, "agent-0")
-    await until(lambda: gateway.ready, "ready")
+    gateway, (agent,) = await crowd.serving(process.port)
     return gateway, agent
 
 
@@ -197,9 +192,7 @@ async def test_a_partition_that_an_agent_lost_is_loaded_again(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured(**OFTEN)) as process:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, (agent,) = await crowd.serving(process.port)
         agent.holds = scheduler_pb2.Holdings()
         await until(lambda: len(agent.all("load_partition")) == 2, "it is loaded again")
         agent.hold()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from chain_harness import chains, file_of, route
+from chain_harness import chains, route
 from scheduler_harness import LLM, TOY, AgentScript, Crowd, admin, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
@@ -48,10 +47,9 @@ def hosts(process: SchedulerProcess, agent: str) -> bool:
 
 
 async def test_the_odd_one_out_of_a_pool_serves_nothing_and_is_named(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = file_of(tmp_path, pool("agent-0", "agent-1", "agent-2"))
-    async with scheduler(configured(plan_file=file)) as process:
+    async with scheduler(configured(plan=pool("agent-0", "agent-1", "agent-2"))) as process:
         gateway = await crowd.gateway(process.port)
         for name, content in (("agent-0", RIGHT), ("agent-1", RIGHT), ("agent-2", WRONG)):
             await crowd.agent(process.port, name, AgentScript(content=content))
@@ -69,10 +67,9 @@ async def test_the_odd_one_out_of_a_pool_serves_nothing_and_is_named(
 
 
 async def test_an_agent_that_comes_with_other_weights_is_told_to_give_them_up(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = file_of(tmp_path, pool("agent-0", "agent-1"))
-    async with scheduler(configured(plan_file=file)) as process:
+    async with scheduler(configured(plan=pool("agent-0", "agent-1"))) as process:
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-0", AgentScript(content=RIGHT))
         key = scheduler_pb2.PartitionKey(model="toy", model_version="1", last_block=4)
@@ -91,11 +88,8 @@ async def test_an_agent_that_comes_with_other_weights_is_told_to_give_them_up(
             assert order[0].content_digest == RIGHT
 
 
-async def test_the_leaders_own_copy_says_who_is_right(
-    configured: Configured, crowd: Crowd, tmp_path: Path
-) -> None:
-    file = file_of(tmp_path, pool("agent-0", "agent-1", "agent-2"))
-    values = configured(plan_file=file)
+async def test_the_leaders_own_copy_says_who_is_right(configured: Configured, crowd: Crowd) -> None:
+    values = configured(plan=pool("agent-0", "agent-1", "agent-2"))
     repository = ModelRepository(values.model_repository)
     repository.model_file(TOY).write_bytes(b"weights")
     table = repository.folder(TOY) / "blocks.json"
@@ -117,10 +111,9 @@ async def test_the_leaders_own_copy_says_who_is_right(
 
 
 async def test_agents_that_say_nothing_of_their_content_are_taken_as_they_are(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = file_of(tmp_path, pool("agent-0", "agent-1"))
-    async with scheduler(configured(plan_file=file)) as process:
+    async with scheduler(configured(plan=pool("agent-0", "agent-1"))) as process:
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-0", AgentScript(content=RIGHT))
         await crowd.agent(process.port, "agent-1")  # an older one, or an emulated device
@@ -131,12 +124,12 @@ async def test_agents_that_say_nothing_of_their_content_are_taken_as_they_are(
 
 @pytest.mark.parametrize("odd", ["agent-0", "agent-1"])
 async def test_a_ring_with_an_agent_of_other_weights_is_never_formed(
-    generating: Configured, crowd: Crowd, tmp_path: Path, odd: str
+    generating: Configured, crowd: Crowd, odd: str
 ) -> None:
     document = chains(
         (2, [("agent-0", 0, 3, 0), ("agent-1", 3, 6, 3)]), (2, [("agent-2", 0, 6, 0)])
     )
-    async with scheduler(generating(plan_file=file_of(tmp_path, document))) as process:
+    async with scheduler(generating(plan=document)) as process:
         gateway = await crowd.gateway(process.port)
         # Two that agree outvote the third, whoever came first.
         for name in ("agent-0", "agent-1", "agent-2"):

@@ -25,7 +25,7 @@ from scheduler_harness import (
     FakeAgent,
     FakeGateway,
     add_model,
-    admin,
+    operated,
     scheduler,
     until,
 )
@@ -130,7 +130,7 @@ async def test_a_gateway_that_lies_again_and_again_is_refused_for_a_while(
 
 
 async def test_operators_are_told_the_field(configured: Configured, crowd: Crowd) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
+    async with operated(configured()) as (_, stub):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id="a|b"))
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -201,9 +201,7 @@ async def test_a_batch_cannot_have_run_before_it_was_ordered(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "the model is served")
+        gateway, (agent,) = await crowd.serving(process.port)
         await gateway.submit(1)
         batch = (await gateway.dispatched(1)).batch_id
         await agent.send(report(batch, compute_ns=3_600_000 * MS))

@@ -10,7 +10,15 @@ import pytest
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.decoder import DecoderRuntime
-from scheduler_harness import LLM, AgentScript, Crowd, add_decoder, admin, scheduler, until
+from scheduler_harness import (
+    LLM,
+    AgentScript,
+    Crowd,
+    add_decoder,
+    operated,
+    scheduler,
+    until,
+)
 
 Configured = Callable[..., SchedulerSettings]
 WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
@@ -26,7 +34,7 @@ async def test_a_model_for_gpus_is_served_beside_agents_that_cannot_load_it(
     configured: Configured, crowd: Crowd
 ) -> None:
     values = configured(models=["toy", "llm"], expected_agents=2)
-    async with scheduler(values) as process, admin(process.port) as stub:
+    async with operated(values) as (process, stub):
         gateway = await crowd.gateway(process.port)
         on_cpu = await crowd.agent(
             process.port, "agent-0", AgentScript(runtime=DecoderRuntime.ONNX)

@@ -104,9 +104,7 @@ async def test_an_agent_that_ends_by_itself_is_lost_before_its_stream_breaks(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured(silence_s=30.0)) as process:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        _, (agent,) = await crowd.serving(process.port)
         ending = scheduler_pb2.Ending(reason="DEVICE_LOST", why="CUDA error: ..")
         await agent.send(scheduler_pb2.AgentMessage(ending=ending))
         view = process.leader().availability

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,15 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
-from scheduler_harness import AgentScript, Crowd, FakeGateway, add_model, admin, scheduler, until
+from scheduler_harness import (
+    AgentScript,
+    Crowd,
+    FakeGateway,
+    add_model,
+    operated,
+    scheduler,
+    until,
+)
 
 Configured = Callable[..., SchedulerSettings]
 TOY, CATS = ModelKey("toy", "1"), ModelKey("cats", "1")
@@ -22,6 +29,9 @@ def whole(model: str, *agents: str) -> dict[str, Any]:
         "name": model,
         "pipelines": [{"batch": 2, "partitions": [{"blocks": [0, 4], "agents": list(agents)}]}],
     }
+
+
+BOTH = {"models": [whole("toy", "agent-0", "agent-1")]}
 
 
 def reason(gateway: FakeGateway) -> str:
@@ -48,19 +58,14 @@ async def test_a_model_is_served_by_those_who_have_it(configured: Configured, cr
 async def test_the_reason_names_the_machine_and_what_it_lacks(
     configured: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
+    async with operated(configured()) as (process, stub):
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-1", AgentScript(lacks={"toy"}))
-        await until(
-            lambda: (
-                (
-                    "agent agent-1 on server agent-1 cannot load toy:1 blocks 0 to 4: "
-                    "toy is not in the model repository of this machine"
-                )
-                in reason(gateway)
-            ),
-            "the reason",
+        why = (
+            "agent agent-1 on server agent-1 cannot load toy:1 blocks 0 to 4: "
+            "toy is not in the model repository of this machine"
         )
+        await until(lambda: why in reason(gateway), "the reason")
         status = await stub.GetStatus(admin_pb2.GetStatusRequest())
         impairment = status.agents[0].impairments[-1]
         assert (impairment.kind, impairment.partition) == ("cannot_load", "toy:1[0,4)")
@@ -99,12 +104,9 @@ async def test_a_partition_is_served_while_another_of_the_same_agent_cannot_be_l
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_model(tmp_path / "models", CATS)
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps({"models": [whole("toy", "agent-0"), whole("cats", "agent-0")]}))
-    async with scheduler(configured(models=["toy", "cats"], plan_file=file)) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0", AgentScript(lacks={"cats"}))
-        await until(lambda: gateway.ready, "the other model is served")
+    plan = {"models": [whole("toy", "agent-0"), whole("cats", "agent-0")]}
+    async with scheduler(configured(plan, models=["toy", "cats"])) as process:
+        gateway, _ = await crowd.serving(process.port, AgentScript(lacks={"cats"}))
         await gateway.submit(1)
         await gateway.dispatched(1)
         cats = gateway.model("cats")
@@ -114,11 +116,9 @@ async def test_a_partition_is_served_while_another_of_the_same_agent_cannot_be_l
 
 
 async def test_a_model_does_not_wait_for_the_slowest_of_its_agents(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps({"models": [whole("toy", "agent-0", "agent-1")]}))
-    async with scheduler(configured(plan_file=file)) as process:
+    async with scheduler(configured(BOTH)) as process:
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-0")
         await crowd.agent(process.port, "agent-1", AgentScript(hold_loads=True))
@@ -127,11 +127,9 @@ async def test_a_model_does_not_wait_for_the_slowest_of_its_agents(
 
 
 async def test_work_goes_around_an_agent_in_quarantine_while_another_can_do_it(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps({"models": [whole("toy", "agent-0", "agent-1")]}))
-    async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(configured(BOTH)) as (process, stub):
         gateway = await crowd.gateway(process.port)
         agents = {name: await crowd.agent(process.port, name) for name in ("agent-0", "agent-1")}
         availability, partition = process.leader().availability, PartitionKey(TOY, 0, 4)

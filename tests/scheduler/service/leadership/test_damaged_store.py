@@ -52,9 +52,7 @@ async def redis(server: EmbeddedRedis) -> Any:
 
 
 async def served(process: SchedulerProcess, crowd: Crowd) -> None:
-    gateway = await crowd.gateway(process.port)
-    await crowd.agent(process.port, "agent-0")
-    await until(lambda: gateway.ready, "ready")
+    gateway, _ = await crowd.serving(process.port)
     await gateway.submit(1)
     await gateway.dispatched(1)
 

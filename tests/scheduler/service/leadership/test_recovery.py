@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -19,17 +17,19 @@ from catenary_scheduler.storage.store import Store
 from catenary_services.redis.embedded_redis import EmbeddedRedis
 from scheduler_harness import (
     COMPUTE_NS,
+    CUT_IN_TWO,
     MS,
     AgentScript,
     Crowd,
     admin,
     crash,
-    cut_in_two,
     scheduler,
     until,
 )
 
 Configured = Callable[..., SchedulerSettings]
+_WHOLE = [{"blocks": [0, 4], "agents": ["agent-0", "agent-1"]}]
+POOL = {"models": [{"name": "toy", "pipelines": [{"batch": 2, "partitions": _WHOLE}]}]}
 
 
 def hosting(first: int, last: int, epoch: int, **changes: object) -> AgentScript:
@@ -63,13 +63,11 @@ async def leads(process: SchedulerProcess) -> None:
 
 
 async def test_a_new_scheduler_adopts_rows_in_flight_and_sends_the_others(
-    configured: Configured, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configured: Configured, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = StoreTimes(monkeypatch)
-    async with scheduler(configured(plan_file=cut_in_two(tmp_path))) as old:
-        gateway = await crowd.gateway(old.port)
-        agents = [await crowd.agent(old.port, f"agent-{i}") for i in range(2)]
-        await until(lambda: gateway.ready, "ready")
+    async with scheduler(configured(plan=CUT_IN_TWO)) as old:
+        gateway, agents = await crowd.serving(old.port, agents=2)
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
         book = old.leader().dispatcher.snapshot()
@@ -109,21 +107,14 @@ async def test_a_new_scheduler_adopts_rows_in_flight_and_sends_the_others(
 
 
 async def test_recovery_does_not_wait_for_ever_for_a_dead_agent(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    pool = [{"blocks": [0, 4], "agents": ["agent-0", "agent-1"]}]
-    file = tmp_path / "plan.json"
-    models = [{"name": "toy", "pipelines": [{"batch": 2, "partitions": pool}]}]
-    file.write_text(json.dumps({"models": models}))
-    async with scheduler(configured(plan_file=file)) as old:
-        gateway = await crowd.gateway(old.port)
-        for number in range(2):
-            await crowd.agent(old.port, f"agent-{number}")
-        await until(lambda: gateway.ready, "ready")
+    async with scheduler(configured(plan=POOL)) as old:
+        await crowd.serving(old.port, agents=2)
         # An empty journal does not say so yet: the dispatcher's changes may not be collected.
         await old.leader().write_behind.flush()
         await asyncio.sleep(0.1)  # a batch that was on its way already
-    async with scheduler(configured(plan_file=file)) as new:
+    async with scheduler(configured(plan=POOL)) as new:
         await leads(new)
         back = await crowd.gateway(new.port)
         await crowd.agent(new.port, "agent-1", hosting(0, 4, epoch=1))
@@ -175,9 +166,7 @@ async def test_killed_redis_stops_nobody(
     configured: Configured, crowd: Crowd, server: EmbeddedRedis
 ) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, _ = await crowd.serving(process.port)
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
         await server.wait()
@@ -235,22 +224,15 @@ async def test_an_agent_of_another_leader_of_the_same_epoch_lifts_ours(
 
 
 async def test_a_draining_agent_goes_on_draining_under_a_new_leader(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    pool = [{"blocks": [0, 4], "agents": ["agent-0", "agent-1"]}]
-    file = tmp_path / "plan.json"
-    models = [{"name": "toy", "pipelines": [{"batch": 2, "partitions": pool}]}]
-    file.write_text(json.dumps({"models": models}))
-    async with scheduler(configured(plan_file=file)) as old:
-        gateway = await crowd.gateway(old.port)
-        for name in ("agent-0", "agent-1"):
-            await crowd.agent(old.port, name)
-        await until(lambda: gateway.ready, "ready")
+    async with scheduler(configured(plan=POOL)) as old:
+        await crowd.serving(old.port, agents=2)
         async with admin(old.port) as stub:
             await stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id="agent-1"), timeout=5)
         await old.leader().write_behind.flush()
         await crash(old)
-    async with scheduler(configured(plan_file=file, scheduler_id="scheduler-1")) as new:
+    async with scheduler(configured(plan=POOL, scheduler_id="scheduler-1")) as new:
         await leads(new)
         registry = new.leader().cluster.registry
         back = await crowd.gateway(new.port)

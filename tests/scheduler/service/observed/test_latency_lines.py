@@ -13,8 +13,17 @@ from catenary_scheduler.dispatch.events import LatencyRefitted, PlanActivated
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.telemetry.metrics import Metrics
-from chain_harness import chains, file_of, listening, serving
-from scheduler_harness import LLM, MS, AgentScript, Crowd, FakeAgent, admin, scheduler, until
+from chain_harness import chains, listening, serving
+from scheduler_harness import (
+    LLM,
+    MS,
+    AgentScript,
+    Crowd,
+    FakeAgent,
+    operated,
+    scheduler,
+    until,
+)
 
 Configured = Callable[..., SchedulerSettings]
 
@@ -66,7 +75,7 @@ async def test_chains_have_the_lines_their_agents_measured(
 async def test_a_slower_agent_changes_the_lines_of_its_chain(
     generating: Configured, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with scheduler(generating()) as process, admin(process.port) as stub:
+    async with operated(generating()) as (process, stub):
         _, (agent,) = await serving(process, crowd, AgentScript())
         leader = process.leader()
         fed = listening(leader)
@@ -136,7 +145,7 @@ def agent_id(leader: LeaderRuntime) -> Any:
 async def test_hops_of_a_ring_add_up_and_one_report_moves_all_of_it(
     generating: Configured, crowd: Crowd, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = generating(plan_file=file_of(tmp_path, TWO_HOPS))
+    settings = generating(plan=TWO_HOPS)
     async with scheduler(settings) as process:
         script = AgentScript()
         _, agents = await serving(process, crowd, script, script)

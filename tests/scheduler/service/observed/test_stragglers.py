@@ -115,9 +115,14 @@ def steady(
     return now, False
 
 
-def test_it_is_tried_again_and_left_alone_for_twice_as_long_if_it_is_still_slow() -> None:
+def watched() -> tuple[StragglerDetector, int]:
+    """Returns a detector that has seen both be as fast as planned for a while, and the time."""
     stragglers = StragglerDetector(2.5)
-    now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
+    return stragglers, steady(stragglers, 0, 10, a=1.0, b=1.0)[0]
+
+
+def test_it_is_tried_again_and_left_alone_for_twice_as_long_if_it_is_still_slow() -> None:
+    stragglers, now = watched()
     aside_s = []
     for _ in range(6):
         now, found = steady(stragglers, now, 30, a=1.0, b=5.0)
@@ -130,8 +135,7 @@ def test_it_is_tried_again_and_left_alone_for_twice_as_long_if_it_is_still_slow(
 
 
 def test_who_is_still_slow_when_tried_again_is_set_aside_twice_as_quickly() -> None:
-    stragglers = StragglerDetector(2.5)
-    now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
+    stragglers, now = watched()
     took_s = []
     for _ in range(3):
         before = now
@@ -145,8 +149,7 @@ def test_who_is_still_slow_when_tried_again_is_set_aside_twice_as_quickly() -> N
 
 
 def test_who_was_itself_when_tried_again_is_not_called_slow_so_quickly_the_next_time() -> None:
-    stragglers = StragglerDetector(2.5)
-    now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
+    stragglers, now = watched()
     took_s = []
     for _ in range(3):
         before = now
@@ -166,8 +169,7 @@ def test_without_others_of_its_pools_nobody_is_a_straggler() -> None:
 
 
 def test_a_lost_agent_is_forgotten() -> None:
-    stragglers = StragglerDetector(2.5)
-    now, _ = steady(stragglers, 0, 10, a=1.0, b=1.0)
+    stragglers, now = watched()
     assert steady(stragglers, now, 10, a=1.0, b=5.0)[1]
     stragglers.forget(B)
     assert not stragglers.slow

@@ -17,7 +17,7 @@ from catenary_scheduler.storage.values.records import measurements_of
 from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import ChainHop
 from catenary_services.telemetry.metrics import Metrics
-from chain_harness import RING, file_of, plan_is_stored, serving
+from chain_harness import RING, plan_is_stored, serving
 from scheduler_harness import LLM, MS, AgentScript, Crowd, crash, scheduler, until
 from scheduling_cases.stored_tables import stored_of
 
@@ -79,7 +79,7 @@ def migration_budget(leader: LeaderRuntime) -> Any:
 async def test_the_dispatcher_knows_links_and_caches_also_after_a_restart(
     generating: Configured, crowd: Crowd, tmp_path: Any
 ) -> None:
-    settings = generating(plan_file=file_of(tmp_path, RING))
+    settings = generating(plan=RING)
     async with scheduler(settings) as old:
         _, agents = await serving(old, crowd, AgentScript(), AgentScript())
         leader = old.leader()

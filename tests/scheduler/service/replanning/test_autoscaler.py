@@ -16,7 +16,7 @@ from catenary_scheduler.runtime import autoscaler
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId
 from chain_harness import serving
-from scheduler_harness import AgentScript, Crowd, admin, scheduler, until
+from scheduler_harness import AgentScript, Crowd, admin, operated, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 QUICK: dict[str, Any] = {
@@ -147,7 +147,7 @@ async def test_without_a_limit_no_agent_is_drained(generating: Configured, crowd
 async def test_a_watcher_of_a_leader_that_stops_is_sent_away(
     generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(**QUICK)) as process, admin(process.port) as stub:
+    async with operated(generating(**QUICK)) as (process, stub):
         await serving(process, crowd, AgentScript())
         following = asyncio.create_task(Watcher().follow(stub))
         await until(lambda: process.leader().autoscaler.models, "a decision")

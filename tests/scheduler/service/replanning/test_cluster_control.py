@@ -23,17 +23,11 @@ def plan(*pools: list[str], batch: int = 2) -> dict[str, Any]:
     return {"models": [{"name": "toy", "pipelines": [{"batch": batch, "partitions": partitions}]}]}
 
 
-@pytest.fixture
-def plan_file(tmp_path: Path) -> Path:
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps(plan(["agent-0"], ["agent-1", "agent-2"])))
-    return file
+WAITING_FOR_THREE = plan(["agent-0"], ["agent-1", "agent-2"])
 
 
-async def test_a_plan_file_waits_for_its_agents(
-    configured: Configured, crowd: Crowd, plan_file: Path
-) -> None:
-    async with scheduler(configured(plan_file=plan_file)) as process:
+async def test_a_plan_file_waits_for_its_agents(configured: Configured, crowd: Crowd) -> None:
+    async with scheduler(configured(plan=WAITING_FOR_THREE)) as process:
         gateway = await crowd.gateway(process.port)
         agents = [await crowd.agent(process.port, f"agent-{i}") for i in range(2)]
         await until(lambda: all(agent.loaded for agent in agents), "loaded")
@@ -50,12 +44,10 @@ async def test_a_plan_file_waits_for_its_agents(
 
 
 async def test_a_restarted_agent_loads_again_and_joins_its_pool(
-    configured: Configured, crowd: Crowd, plan_file: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(configured(plan_file=plan_file)) as process:
-        gateway = await crowd.gateway(process.port)
-        agents = [await crowd.agent(process.port, f"agent-{i}") for i in range(3)]
-        await until(lambda: gateway.ready, "ready")
+    async with scheduler(configured(plan=WAITING_FOR_THREE)) as process:
+        gateway, agents = await crowd.serving(process.port, agents=3)
         plan_id = process.leader().cluster.plan_id
         await agents[1].close()
         await until(lambda: not process.leader().cluster.registry["agent-1"].complete, "lost")
@@ -78,9 +70,7 @@ async def test_a_restarted_agent_loads_again_and_joins_its_pool(
 
 async def test_replicas_follow_the_agents(configured: Configured, crowd: Crowd) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        first = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready on one agent")
+        gateway, (first,) = await crowd.serving(process.port)
         assert list(first.loaded) == [(0, 4)]
         second = await crowd.agent(process.port, "agent-1")
         await until(lambda: list(second.loaded) == [(0, 4)], "the new agent has it whole")
@@ -96,36 +86,6 @@ async def test_replicas_follow_the_agents(configured: Configured, crowd: Crowd) 
         assert list(first.loaded) == [(0, 4)]
 
 
-async def test_a_partition_that_cannot_be_loaded_is_retried_and_its_reason_shown(
-    configured: Configured, crowd: Crowd
-) -> None:
-    async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0", AgentScript(fail_loads=1))
-
-        def explained() -> bool:
-            model = gateway.model()
-            return model is not None and "out of memory" in model.not_ready_reason
-
-        await until(explained, "the reason is visible")
-        await until(lambda: gateway.ready, "loaded at the second attempt")
-
-
-async def test_an_agent_that_cannot_load_its_part_holds_nobody_up(
-    configured: Configured, crowd: Crowd, plan_file: Path
-) -> None:
-    async with scheduler(configured(plan_file=plan_file, load_attempts=1)) as process:
-        gateway = await crowd.gateway(process.port)
-        for name in ("agent-0", "agent-1"):
-            await crowd.agent(process.port, name)
-        late = await crowd.agent(process.port, "agent-2", AgentScript(fail_loads=2))
-        await until(lambda: gateway.ready, "the other agent of the pool is enough")
-        assert not late.loaded
-        await until(lambda: bool(late.loaded), "it is asked again")
-        joined = process.leader().cluster.registry
-        await until(lambda: all(record.complete for record in joined.values()), "and joins")
-
-
 async def test_a_model_too_slow_for_its_deadline_says_so_and_hinders_no_other(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
@@ -136,9 +96,7 @@ async def test_a_model_too_slow_for_its_deadline_says_so_and_hinders_no_other(
             {"name": "other", "pipelines": plan(["agent-0"])["models"][0]["pipelines"]},
         ]
     }
-    file = tmp_path / "plan.yaml"
-    file.write_text(json.dumps(placement))
-    async with scheduler(configured(plan_file=file)) as process:
+    async with scheduler(configured(plan=placement)) as process:
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "agent-0", AgentScript(compute_ns=5 * MS))
 
@@ -153,9 +111,7 @@ async def test_a_model_missing_in_the_repository_is_named(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured(models=["toy", "ghost"])) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "the other model is served")
+        gateway, _ = await crowd.serving(process.port)
         ghost = gateway.model("ghost")
         assert ghost is not None
         assert not ghost.ready

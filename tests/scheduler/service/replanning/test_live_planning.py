@@ -16,7 +16,17 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 from catenary_services.models.model_repository import ModelRepository
-from scheduler_harness import MS, TOY, AgentScript, Crowd, add_model, admin, scheduler, until
+from scheduler_harness import (
+    MS,
+    TOY,
+    AgentScript,
+    Crowd,
+    add_model,
+    admin,
+    operated,
+    scheduler,
+    until,
+)
 
 Configured = Callable[..., SchedulerSettings]
 BLOCKS = 4
@@ -57,10 +67,8 @@ def used(answer: admin_pb2.GetPlanResponse) -> dict[str, set[str]]:
 async def test_without_profiles_models_are_replicated_and_the_reason_is_told(
     configured: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(configured()) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured()) as (process, stub):
+        await crowd.serving(process.port)
         answer = await shown(stub)
         assert answer.planner == "even"
         assert (
@@ -90,7 +98,7 @@ async def test_with_profiles_the_plan_is_pooled_and_says_what_it_promises(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_profile(tmp_path, guessed=True, l4=1.0, p4=3.0)
-    async with scheduler(configured(expected_agents=3)) as process, admin(process.port) as stub:
+    async with operated(configured(expected_agents=3)) as (process, stub):
         gateway = await crowd.gateway(process.port)
         for name, script in (("l4-0", FAST), ("p4-0", SLOW), ("p4-1", SLOW)):
             await crowd.agent(process.port, name, script)
@@ -112,7 +120,7 @@ async def test_a_class_nobody_profiled_makes_it_even_or_is_left_out(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_profile(tmp_path, l4=1.0)
-    async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(configured(expected_agents=2)) as (process, stub):
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "l4-0", FAST)
         await crowd.agent(process.port, "p4-0", SLOW)
@@ -120,9 +128,9 @@ async def test_a_class_nobody_profiled_makes_it_even_or_is_left_out(
         answer = await shown(stub)
         assert answer.planner == "even"
         assert "the profile of toy:1 does not know p4" in answer.explanation
-    async with (
-        scheduler(configured(expected_agents=2, planner="pooled", cluster="two")) as process,
-        admin(process.port) as stub,
+    async with operated(configured(expected_agents=2, planner="pooled", cluster="two")) as (
+        process,
+        stub,
     ):
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "l4-0", FAST)
@@ -137,10 +145,8 @@ async def test_an_slo_no_pooled_plan_can_keep_falls_back_with_the_reason(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_profile(tmp_path, l4=900.0)  # 3.6 s for one row; the SLO is 2 s
-    async with scheduler(configured()) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "l4-0", FAST)
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured()) as (process, stub):
+        await crowd.serving(process.port, FAST, named="l4")
         answer = await shown(stub)
         assert answer.planner == "even"
         assert "The pooled planner was not used: " in answer.explanation
@@ -152,10 +158,8 @@ async def test_a_profile_of_another_cut_is_named_and_not_used(
 ) -> None:
     add_profile(tmp_path, l4=1.0)
     add_model(tmp_path / "models", blocks=6)
-    async with scheduler(configured()) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "l4-0", FAST)
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured()) as (process, stub):
+        await crowd.serving(process.port, FAST, named="l4")
         assert "profile the model again" in (await shown(stub)).explanation
 
 
@@ -163,11 +167,8 @@ async def test_planning_anew_by_hand_replaces_a_plan_applied_by_hand(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_profile(tmp_path, l4=1.0)
-    async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        for number in range(2):
-            await crowd.agent(process.port, f"l4-{number}", FAST)
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured(expected_agents=2)) as (process, stub):
+        await crowd.serving(process.port, *[FAST] * 2, named="l4")
         same = await stub.Replan(admin_pb2.ReplanRequest(), timeout=20)
         assert (same.changed, same.HasField("plan_switch")) == (False, False)
         by_hand = {
@@ -201,11 +202,8 @@ async def test_a_shift_of_the_load_moves_agents_from_one_model_to_the_other(
         replan_lasting_s=0.1,
         replan_interval_s=0.1,
     )
-    async with scheduler(quick) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        for number in range(4):
-            await crowd.agent(process.port, f"l4-{number}", FAST)
-        await until(lambda: gateway.ready, "ready")
+    async with operated(quick) as (process, stub):
+        gateway, _ = await crowd.serving(process.port, *[FAST] * 4, named="l4")
         await until(lambda: (m := gateway.model("other")) and m.ready, "the other is ready")
         before = used(await shown(stub))
         assert {len(agents) for agents in before.values()} == {2}
@@ -225,10 +223,8 @@ async def test_a_new_agent_is_planned_with_and_a_lost_one_without(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_profile(tmp_path, l4=1.0)
-    async with scheduler(configured()) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "l4-0", FAST)
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured()) as (process, stub):
+        await crowd.serving(process.port, FAST, named="l4")
         second = await crowd.agent(process.port, "l4-1", FAST)
         cluster = process.leader().cluster
         await until(lambda: cluster.last_switch, "it is planned with")
@@ -244,10 +240,8 @@ async def test_a_pool_goes_on_without_who_cannot_load_and_takes_it_in_when_it_ca
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_profile(tmp_path, l4=1.0)
-    async with scheduler(configured()) as process, admin(process.port) as stub:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "l4-0", FAST)
-        await until(lambda: gateway.ready, "ready")
+    async with operated(configured()) as (process, stub):
+        await crowd.serving(process.port, FAST, named="l4")
         broken = AgentScript(device_class="l4", fail_loads=1)
         await crowd.agent(process.port, "l4-1", broken)
         leader = process.leader()
@@ -265,7 +259,7 @@ async def test_a_new_leader_remembers_who_planned_and_what_happened_last(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_profile(tmp_path, l4=1.0)
-    async with scheduler(configured()) as old, admin(old.port) as stub:
+    async with operated(configured()) as (old, stub):
         gateway = await crowd.gateway(old.port)
         agents = [await crowd.agent(old.port, "l4-0", FAST)]
         await until(lambda: gateway.ready, "ready")
@@ -275,10 +269,7 @@ async def test_a_new_leader_remembers_who_planned_and_what_happened_last(
         await until(lambda: len(old.leader()._journal) == 0, "written")
         await old.leader().write_behind.flush()
         loaded = [list(agent.loaded.values()) for agent in agents]
-    async with (
-        scheduler(configured(scheduler_id="scheduler-1")) as new,
-        admin(new.port) as stub,
-    ):
+    async with operated(configured(scheduler_id="scheduler-1")) as (new, stub):
         await until(lambda: new.leads, "it leads")
         gateway = await crowd.gateway(new.port)
         for number, partitions in enumerate(loaded):

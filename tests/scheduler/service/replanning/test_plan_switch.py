@@ -23,8 +23,8 @@ from scheduler_harness import (
     FakeAgent,
     FakeGateway,
     add_model,
-    admin,
     crash,
+    operated,
     scheduler,
     until,
 )
@@ -47,26 +47,22 @@ def request(document: dict[str, Any]) -> admin_pb2.ApplyPlanRequest:
     return admin_pb2.ApplyPlanRequest(plan_json=json.dumps(document))
 
 
-def write(tmp_path: Path, document: dict[str, Any]) -> Path:
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps(document))
-    return file
-
-
-async def serving(
-    process: SchedulerProcess, crowd: Crowd, *scripts: AgentScript
-) -> tuple[FakeGateway, list[FakeAgent]]:
-    gateway = await crowd.gateway(process.port)
-    agents = [
-        await crowd.agent(process.port, f"agent-{i}", script) for i, script in enumerate(scripts)
-    ]
-    await until(lambda: gateway.ready, "ready")
-    return gateway, agents
-
-
 def phase(process: SchedulerProcess) -> str:
     report = process.leader().cluster.rollout_report()
     return "" if report is None else report.phase
+
+
+async def flushing(
+    process: SchedulerProcess, stub: Any, crowd: Crowd
+) -> tuple[FakeGateway, list[FakeAgent], scheduler_pb2.DispatchBatch, asyncio.Future[Any]]:
+    """Begins a switch of a crowded agent, which waits for a batch."""
+    small = AgentScript(memory_bytes=CROWDED)
+    gateway, agents = await crowd.serving(process.port, small, AgentScript())
+    await gateway.submit(1)
+    batch = await gateway.dispatched(1)
+    switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=10))
+    await until(lambda: phase(process) == "flushing", "it waits")
+    return gateway, agents, batch, switching
 
 
 async def refused(call: Any) -> str:
@@ -81,11 +77,10 @@ def blocks(batch: scheduler_pb2.DispatchBatch) -> list[tuple[str, int, int]]:
 
 
 async def test_where_both_plans_fit_nothing_is_paused_and_old_batches_finish(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
-        gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
+    async with operated(configured(plan=WHOLE_ON_0)) as (process, stub):
+        gateway, agents = await crowd.serving(process.port, AgentScript(), AgentScript())
         await gateway.submit(1)
         old = await gateway.dispatched(1)
         answer = await stub.ApplyPlan(request(SPLIT), timeout=10)
@@ -108,12 +103,11 @@ async def test_where_both_plans_fit_nothing_is_paused_and_old_batches_finish(
 
 
 async def test_an_agent_that_cannot_hold_both_is_flushed_emptied_and_filled(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(configured(plan=WHOLE_ON_0)) as (process, stub):
         small = AgentScript(memory_bytes=CROWDED, compute_ns=1500 * MS)
-        gateway, agents = await serving(process, crowd, small, AgentScript())
+        gateway, agents = await crowd.serving(process.port, small, AgentScript())
         await gateway.submit(1, budget_ns=20_000 * MS)
         old = await gateway.dispatched(1)
         switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=30))
@@ -140,17 +134,14 @@ async def test_an_agent_that_cannot_hold_both_is_flushed_emptied_and_filled(
 
 
 async def test_what_else_a_pool_has_serves_while_one_agent_is_refilled(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
     both = plan((0, 4, ["agent-0", "agent-1"]))
     new = plan((0, 2, ["agent-0"]), (2, 4, ["agent-1"]))
-    async with (
-        scheduler(configured(plan_file=write(tmp_path, both))) as process,
-        admin(process.port) as stub,
-    ):
+    async with operated(configured(plan=both)) as (process, stub):
         small = AgentScript(memory_bytes=CROWDED, compute_ns=50 * MS)
         large = AgentScript(compute_ns=50 * MS)
-        gateway, agents = await serving(process, crowd, small, large)
+        gateway, agents = await crowd.serving(process.port, small, large)
         agents[0].script.hold_loads = True
         switching = asyncio.ensure_future(stub.ApplyPlan(request(new), timeout=10))
         await until(lambda: (0, 4) not in agents[0].loaded, "agent-0 gave its blocks up")
@@ -164,15 +155,11 @@ async def test_what_else_a_pool_has_serves_while_one_agent_is_refilled(
 
 
 async def test_an_agent_that_cannot_load_brings_the_old_plan_back(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with (
-        scheduler(configured(plan_file=file, load_attempts=2)) as process,
-        admin(process.port) as stub,
-    ):
+    async with operated(configured(plan=WHOLE_ON_0, load_attempts=2)) as (process, stub):
         broken = AgentScript(fail_loads=1000)
-        gateway, agents = await serving(process, crowd, AgentScript(), broken)
+        gateway, agents = await crowd.serving(process.port, AgentScript(), broken)
         reason = await refused(stub.ApplyPlan(request(SPLIT), timeout=10))
         assert reason == ("plan-1-1 stays in force: agent-1 cannot load toy:1[2,4): out of memory")
         await gateway.submit(1)
@@ -189,19 +176,10 @@ async def test_an_agent_that_cannot_load_brings_the_old_plan_back(
 
 
 async def test_a_crowded_agent_that_cannot_load_gets_its_old_partitions_again(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with (
-        scheduler(configured(plan_file=file, load_attempts=1)) as process,
-        admin(process.port) as stub,
-    ):
-        small = AgentScript(memory_bytes=CROWDED)
-        gateway, agents = await serving(process, crowd, small, AgentScript())
-        await gateway.submit(1)
-        old = await gateway.dispatched(1)
-        switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=10))
-        await until(lambda: phase(process) == "flushing", "it waits")
+    async with operated(configured(plan=WHOLE_ON_0, load_attempts=1)) as (process, stub):
+        gateway, agents, old, switching = await flushing(process, stub, crowd)
         await gateway.submit(2)
         agents[0].script.fail_loads = 1
         await agents[0].report(old.batch_id, 0)
@@ -218,19 +196,10 @@ async def settles(leader: Any) -> bool:
 
 
 async def test_an_agent_that_cannot_even_load_what_it_had_is_left_alone_until_it_can(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with (
-        scheduler(configured(plan_file=file, load_attempts=1)) as process,
-        admin(process.port) as stub,
-    ):
-        small = AgentScript(memory_bytes=CROWDED)
-        gateway, agents = await serving(process, crowd, small, AgentScript())
-        await gateway.submit(1)
-        old = await gateway.dispatched(1)
-        switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=10))
-        await until(lambda: phase(process) == "flushing", "it waits")
+    async with operated(configured(plan=WHOLE_ON_0, load_attempts=1)) as (process, stub):
+        gateway, agents, old, switching = await flushing(process, stub, crowd)
         agents[0].script.fail_loads = 2  # the new partition and the old one
         await agents[0].report(old.batch_id, 0)
         assert "agent-0 cannot load toy:1[0,2)" in await refused(switching)
@@ -242,15 +211,12 @@ async def test_an_agent_that_cannot_even_load_what_it_had_is_left_alone_until_it
 
 @pytest.mark.parametrize("victim", ["agent-1", "agent-0"])
 async def test_an_agent_lost_on_the_way_brings_the_old_plan_back(
-    configured: Configured, crowd: Crowd, tmp_path: Path, victim: str
+    configured: Configured, crowd: Crowd, victim: str
 ) -> None:
     old = plan((0, 4, ["agent-0", "agent-2"]))
-    async with (
-        scheduler(configured(plan_file=write(tmp_path, old))) as process,
-        admin(process.port) as stub,
-    ):
+    async with operated(configured(plan=old)) as (process, stub):
         slow = AgentScript()
-        gateway, agents = await serving(process, crowd, AgentScript(), slow, AgentScript())
+        gateway, agents = await crowd.serving(process.port, AgentScript(), slow, AgentScript())
         slow.hold_loads = True
         switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=10))
         await until(lambda: (0, 2) in agents[0].loaded, "one has loaded")
@@ -261,37 +227,31 @@ async def test_an_agent_lost_on_the_way_brings_the_old_plan_back(
 
 
 async def test_a_plan_that_does_not_come_about_in_time_is_given_up(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with (
-        scheduler(configured(plan_file=file, switch_timeout_s=0.4)) as process,
-        admin(process.port) as stub,
-    ):
-        gateway, _ = await serving(process, crowd, AgentScript())
+    async with operated(configured(plan=WHOLE_ON_0, switch_timeout_s=0.4)) as (process, stub):
+        gateway, _ = await crowd.serving(process.port, AgentScript())
         reason = await refused(stub.ApplyPlan(request(SPLIT), timeout=10))
         assert "not ready within 0 s, waiting for toy:1[2,4) on agent-1" in reason
         assert gateway.ready
 
 
 async def test_a_plan_too_slow_for_its_deadline_does_not_replace_one_that_is_not(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(configured(plan=WHOLE_ON_0)) as (process, stub):
         slow = AgentScript(compute_ns=5_000 * MS)
-        gateway, _ = await serving(process, crowd, AgentScript(), slow)
+        gateway, _ = await crowd.serving(process.port, AgentScript(), slow)
         assert "SLO" in await refused(stub.ApplyPlan(request(SPLIT), timeout=10))
         assert gateway.ready
 
 
 async def test_another_plan_on_the_way_takes_the_place_of_the_first(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(configured(plan=WHOLE_ON_0)) as (process, stub):
         slow = AgentScript()
-        gateway, agents = await serving(process, crowd, AgentScript(), slow)
+        gateway, agents = await crowd.serving(process.port, AgentScript(), slow)
         slow.hold_loads = True
         first = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=10))
         await until(lambda: (0, 2) in agents[0].loaded, "the first is under way")
@@ -311,12 +271,9 @@ async def test_a_second_model_goes_on_while_the_first_is_paused(
     bystander = plan((0, 4, ["agent-1"]), name="other")["models"]
     old = {"models": WHOLE_ON_0["models"] + bystander}
     new = {"models": SPLIT["models"] + bystander}
-    async with (
-        scheduler(configured(plan_file=write(tmp_path, old))) as process,
-        admin(process.port) as stub,
-    ):
+    async with operated(configured(plan=old)) as (process, stub):
         small = AgentScript(memory_bytes=CROWDED)
-        gateway, agents = await serving(process, crowd, small, AgentScript())
+        gateway, agents = await crowd.serving(process.port, small, AgentScript())
         await until(lambda: (m := gateway.model("other")) and m.ready, "the other is ready")
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
@@ -330,11 +287,11 @@ async def test_a_second_model_goes_on_while_the_first_is_paused(
 
 
 async def test_a_new_leader_serves_by_the_old_plan_and_begins_the_switch_again(
-    configured: Configured, crowd: Crowd, tmp_path: Path
+    configured: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(configured()) as old, admin(old.port) as stub:
+    async with operated(configured()) as (old, stub):
         held = AgentScript()
-        gateway, agents = await serving(old, crowd, AgentScript())
+        gateway, agents = await crowd.serving(old.port, AgentScript())
         agents.append(await crowd.agent(old.port, "agent-9", held))
         cut = plan((0, 2, ["agent-0"]), (2, 4, ["agent-9"]))
         await stub.ApplyPlan(request(cut), timeout=30)
@@ -369,14 +326,11 @@ async def test_a_new_leader_serves_by_the_old_plan_and_begins_the_switch_again(
         assert blocks(await gateway.dispatched(2)) == [("agent-0", 0, 1), ("agent-9", 1, 4)]
 
 
-async def test_a_new_leader_finds_agents_half_emptied(
-    configured: Configured, crowd: Crowd, tmp_path: Path
-) -> None:
+async def test_a_new_leader_finds_agents_half_emptied(configured: Configured, crowd: Crowd) -> None:
     """The old leader died in the pause: the old plan is nowhere whole, the new one neither."""
-    file = write(tmp_path, WHOLE_ON_0)
-    async with scheduler(configured(plan_file=file)) as old, admin(old.port) as stub:
+    async with operated(configured(plan=WHOLE_ON_0)) as (old, stub):
         small = AgentScript(memory_bytes=CROWDED)
-        _, agents = await serving(old, crowd, small, AgentScript())
+        _, agents = await crowd.serving(old.port, small, AgentScript())
         small.hold_loads = True
         applying = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=30))
         await until(lambda: not agents[0].loaded, "agent-0 is emptied")
@@ -386,7 +340,7 @@ async def test_a_new_leader_finds_agents_half_emptied(
         with pytest.raises(grpc.aio.AioRpcError):
             await applying
         kept = list(agents[1].loaded.values())
-    async with scheduler(configured(plan_file=file, scheduler_id="scheduler-1")) as new:
+    async with scheduler(configured(plan=WHOLE_ON_0, scheduler_id="scheduler-1")) as new:
         await until(lambda: new.leads, "it leads")
         gateway = await crowd.gateway(new.port)
         await crowd.agent(new.port, "agent-0", AgentScript(memory_bytes=CROWDED, epoch=1))
@@ -398,12 +352,9 @@ async def test_a_new_leader_finds_agents_half_emptied(
         assert blocks(await gateway.dispatched(2)) == [("agent-0", 0, 2), ("agent-1", 2, 4)]
 
 
-async def test_what_plan_show_prints_can_be_applied(
-    configured: Configured, crowd: Crowd, tmp_path: Path
-) -> None:
-    file = write(tmp_path, WHOLE_ON_0)
-    async with scheduler(configured(plan_file=file)) as process, admin(process.port) as stub:
-        await serving(process, crowd, AgentScript())
+async def test_what_plan_show_prints_can_be_applied(configured: Configured, crowd: Crowd) -> None:
+    async with operated(configured(plan=WHOLE_ON_0)) as (process, stub):
+        await crowd.serving(process.port, AgentScript())
         shown = json.loads((await stub.GetPlan(admin_pb2.GetPlanRequest())).plan_json)
         answer = await stub.ApplyPlan(request({**shown, "last_switch": {"phase": "done"}}))
         assert answer.plan_id == "plan-1-1"

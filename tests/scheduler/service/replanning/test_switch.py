@@ -144,24 +144,6 @@ NEW = Placement((served(TOY, (0, 2, (A,)), (2, 4, (B,))),))
 WHOLE = PartitionKey(TOY, 0, 4)
 
 
-def test_with_room_for_both_it_is_done_when_all_is_loaded() -> None:
-    world = World(OLD, NEW, {A: 6, B: 6})
-    assert world.advance() is RolloutPhase.LOADING
-    assert world.load_all() is RolloutPhase.DONE
-    assert not world.rollout.crowded
-
-
-def test_a_crowded_agent_is_flushed_then_emptied_then_filled() -> None:
-    world = World(OLD, NEW, {A: 4, B: 6}, busy={(A, WHOLE)})
-    assert world.load_all() is RolloutPhase.FLUSHING
-    assert (world.rollout.crowded, world.rollout.affected) == ({A}, {TOY})
-    assert WHOLE in world.hosted[A]
-    world.busy.clear()
-    assert world.advance() is RolloutPhase.MOVING
-    assert WHOLE not in world.hosted[A]
-    assert world.load_all() is RolloutPhase.DONE
-
-
 def test_batches_that_never_end_bring_the_old_plan_back() -> None:
     world = World(OLD, NEW, {A: 4, B: 6}, busy={(A, WHOLE)})
     world.rollout.timeout_ns = 10**18
@@ -169,6 +151,14 @@ def test_batches_that_never_end_bring_the_old_plan_back() -> None:
     world.now = 2 * SLO_NS + 6 * 10**9
     assert world.advance() is RolloutPhase.ROLLED_BACK
     assert "did not come to an end" in world.rollout.problem
+
+
+def test_an_agent_lost_while_batches_are_waited_for_brings_the_old_plan_back() -> None:
+    world = World(OLD, NEW, {A: 4, B: 6}, busy={(A, WHOLE)})
+    assert world.load_all() is RolloutPhase.FLUSHING
+    world.gone.add(B)
+    assert world.advance() is RolloutPhase.ROLLED_BACK
+    assert world.hosted[A] == {WHOLE}
 
 
 def test_a_new_plan_has_its_whole_time_while_its_agents_fetch_files() -> None:
@@ -182,11 +172,6 @@ def test_a_new_plan_has_its_whole_time_while_its_agents_fetch_files() -> None:
 
 
 def test_what_was_given_up_is_loaded_again_before_it_is_rolled_back() -> None:
-    world = World(OLD, NEW, {A: 4, B: 6})
-    world.failed.add((A, PartitionKey(TOY, 0, 2)))
-    assert (
-        world.load_all() is RolloutPhase.ROLLED_BACK or world.rollout.phase is RolloutPhase.LOADING
-    )
     world = World(OLD, NEW, {A: 4, B: 6})
     world.hosted[B].add(PartitionKey(TOY, 2, 4))
     assert world.advance() is RolloutPhase.MOVING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,26 +11,24 @@ from catenary_scheduler.settings import SchedulerSettings
 from chain_harness import (
     RING,
     chains,
-    file_of,
     nothing_is_left,
     plan_is_stored,
     request,
     route,
     serving,
 )
-from scheduler_harness import MS, AgentScript, Crowd, admin, crash, scheduler, until
+from scheduler_harness import MS, AgentScript, Crowd, admin, crash, operated, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 
 
 async def test_a_lost_agent_costs_its_sessions_their_chain_and_not_their_request(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
     document = chains(
         (2, [("agent-0", 0, 3, 0), ("agent-1", 3, 6, 3)]), (2, [("agent-2", 0, 6, 0)])
     )
-    file = file_of(tmp_path, document)
-    async with scheduler(generating(plan_file=file)) as process:
+    async with scheduler(generating(plan=document)) as process:
         slow = AgentScript(decode_ns=50 * MS)
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript(), slow)
         for number in (1, 2, 3):
@@ -74,9 +71,9 @@ async def test_chains_are_composed_anew_without_an_agent_that_stays_away(
 
 
 async def test_a_session_failed_by_an_agent_or_a_gateway_starts_again(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, RING))) as process:
+    async with scheduler(generating(plan=RING)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         first = await gateway.started(1)
@@ -94,11 +91,10 @@ async def test_a_session_failed_by_an_agent_or_a_gateway_starts_again(
 
 
 async def test_a_partition_with_sessions_stays_until_they_are_gone(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
     whole = chains((2, [("agent-0", 0, 6, 0)]))
-    file = file_of(tmp_path, whole)
-    async with scheduler(generating(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(generating(plan=whole)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         first = await gateway.started(1)
@@ -115,12 +111,11 @@ async def test_a_partition_with_sessions_stays_until_they_are_gone(
 
 
 async def test_more_slots_are_ordered_of_a_partition_that_stays_loaded(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
     small = chains((1, [("agent-0", 0, 6, 0)]))
     large = chains((3, [("agent-0", 0, 6, 0)]))
-    file = file_of(tmp_path, small)
-    async with scheduler(generating(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(generating(plan=small)) as (process, stub):
         gateway, (agent,) = await serving(process, crowd, AgentScript())
         await gateway.submit_session(1)
         await gateway.submit_session(2)
@@ -138,11 +133,10 @@ async def test_more_slots_are_ordered_of_a_partition_that_stays_loaded(
 
 
 async def test_sessions_in_the_way_of_a_crowded_change_are_moved(
-    generating: Configured, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generating: Configured, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("catenary_scheduler.cluster.controller._MOVE_SESSIONS_NS", 200 * MS)
-    file = file_of(tmp_path, chains((1, [("agent-0", 0, 6, 0)])))
-    async with scheduler(generating(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(generating(plan=chains((1, [("agent-0", 0, 6, 0)])))) as (process, stub):
         # Six blocks and six slots fit; three blocks and six slots beside them do not.
         crowded = AgentScript(memory_bytes=1_300, block_bytes=164)
         gateway, agents = await serving(process, crowd, crowded, AgentScript())
@@ -156,10 +150,9 @@ async def test_sessions_in_the_way_of_a_crowded_change_are_moved(
 
 
 async def test_a_new_leader_goes_on_with_the_sessions_it_finds(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    file = file_of(tmp_path, RING)
-    async with scheduler(generating(plan_file=file)) as old:
+    async with scheduler(generating(plan=RING)) as old:
         gateway, agents = await serving(old, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         await gateway.submit_session(2)
@@ -176,9 +169,7 @@ async def test_a_new_leader_goes_on_with_the_sessions_it_finds(
         )
         for start in starts
     ]
-    settings = generating(
-        scheduler_id="scheduler-1", plan_file=file, claim_grace_s=0.5, silence_s=20.0
-    )
+    settings = generating(scheduler_id="scheduler-1", plan=RING, claim_grace_s=0.5, silence_s=20.0)
     async with scheduler(settings) as new:
         await until(lambda: new.leads, "the new scheduler leads")
         back = await crowd.gateway(new.port)
@@ -204,9 +195,9 @@ async def test_a_new_leader_goes_on_with_the_sessions_it_finds(
 
 
 async def test_an_agent_that_comes_back_with_an_old_session_must_close_it(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, RING))) as process:
+    async with scheduler(generating(plan=RING)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         first = await gateway.started(1)
@@ -231,7 +222,7 @@ async def test_an_agent_that_comes_back_with_an_old_session_must_close_it(
 async def test_an_agent_is_drained_when_its_last_session_is_over(
     generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         start = await gateway.started(1)
@@ -262,16 +253,15 @@ async def test_the_last_agent_of_a_chain_is_drained_onto_the_others(
 
 
 async def test_a_new_leader_serves_by_the_chains_that_are_whole(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
     document = chains((2, [("agent-0", 0, 6, 0)]), (2, [("agent-1", 0, 6, 0)]))
-    file = file_of(tmp_path, document)
-    async with scheduler(generating(plan_file=file)) as old:
+    async with scheduler(generating(plan=document)) as old:
         gateway, agents = await serving(old, crowd, AgentScript(), AgentScript())
         loaded = list(agents[0].loaded.values())
         await plan_is_stored(old)
         await crash(old)
-    settings = generating(scheduler_id="scheduler-1", plan_file=file, recovery_s=30.0)
+    settings = generating(scheduler_id="scheduler-1", plan=document, recovery_s=30.0)
     async with scheduler(settings) as new:
         await until(lambda: new.leads, "the new scheduler leads")
         gateway = await crowd.gateway(new.port)

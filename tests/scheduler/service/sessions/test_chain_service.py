@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -17,8 +16,17 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId
 from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.tracing import TraceContext, Tracer
-from chain_harness import chains, file_of, nothing_is_left, request, route, serving
-from scheduler_harness import LLM, MS, SESSION_TOKENS, AgentScript, Crowd, admin, scheduler, until
+from chain_harness import chains, nothing_is_left, request, route, serving
+from scheduler_harness import (
+    LLM,
+    MS,
+    SESSION_TOKENS,
+    AgentScript,
+    Crowd,
+    operated,
+    scheduler,
+    until,
+)
 
 Configured = Callable[..., SchedulerSettings]
 
@@ -26,7 +34,7 @@ Configured = Callable[..., SchedulerSettings]
 async def test_chains_are_composed_loaded_and_given_to_sessions(
     generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=2)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         model = gateway.model("llm")
         assert model is not None
@@ -67,7 +75,7 @@ async def test_chains_are_composed_loaded_and_given_to_sessions(
 async def test_an_operator_can_ask_for_three_agents_per_chain(
     generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(expected_agents=3)) as process, admin(process.port) as stub:
+    async with operated(generating(expected_agents=3)) as (process, stub):
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript(), AgentScript())
         spec = admin_pb2.DeployModelRequest(model="llm", partitions=3)
         await stub.DeployModel(spec, timeout=10)
@@ -78,11 +86,10 @@ async def test_an_operator_can_ask_for_three_agents_per_chain(
 
 
 async def test_a_plan_file_with_chains_is_served_and_shown_again(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
     entering = chains((1, [("agent-0", 0, 4, 0), ("agent-1", 2, 6, 4)]))
-    file = file_of(tmp_path, entering)
-    async with scheduler(generating(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(generating(plan=entering)) as (process, stub):
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         order = agents[1].all("load_partition")[0]
         assert list(order.cache.entry_blocks) == [2, 4]
@@ -119,7 +126,7 @@ async def test_a_plan_file_with_chains_is_served_and_shown_again(
 async def test_plans_that_do_not_fit_the_model_are_refused(
     generating: Configured, crowd: Crowd, document: dict[str, Any], said: str
 ) -> None:
-    async with scheduler(generating()) as process, admin(process.port) as stub:
+    async with operated(generating()) as (_, stub):
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stub.ApplyPlan(request(document), timeout=5)
         assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -15,8 +15,8 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.models.model_repository import ModelRepository
-from chain_harness import RING, file_of, listening, nothing_is_left, request, serving
-from scheduler_harness import LLM, MS, AgentScript, Crowd, admin, scheduler, until
+from chain_harness import RING, listening, nothing_is_left, request, serving
+from scheduler_harness import LLM, MS, AgentScript, Crowd, operated, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 
@@ -103,8 +103,7 @@ async def test_a_plan_may_name_other_objectives_and_shows_them_again(
 ) -> None:
     held_to(tmp_path, TokenObjectives(800 * MS, 80 * MS))
     document = {**RING, "models": [{**RING["models"][0], "time_per_output_token_slo_ms": 50}]}
-    file = file_of(tmp_path, document)
-    async with scheduler(generating(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(generating(plan=document)) as (process, stub):
         await serving(process, crowd, AgentScript(), AgentScript())
         shown = await stub.GetPlan(admin_pb2.GetPlanRequest())
         assert '"time_per_output_token_slo_ms": 50' in shown.plan_json

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_services.domain.ids import AgentId, GatewayId, RequestId, SessionId
-from catenary_services.errors import InvalidInput, Unavailable
-from chain_harness import chains, file_of, nothing_is_left, plan_is_stored, request, route, serving
+from catenary_services.errors import InvalidInput
+from chain_harness import chains, nothing_is_left, plan_is_stored, request, route, serving
 from scheduler_harness import (
     MS,
     AgentScript,
@@ -24,6 +22,7 @@ from scheduler_harness import (
     FakeGateway,
     admin,
     crash,
+    operated,
     scheduler,
     until,
 )
@@ -73,7 +72,7 @@ async def test_draining_an_agent_moves_its_sessions_and_does_not_wait_for_a_plan
     generating: Configured, crowd: Crowd
 ) -> None:
     settings = generating(expected_agents=3, chain_agents=1, silence_s=20.0)
-    async with scheduler(settings) as process, admin(process.port) as stub:
+    async with operated(settings) as (process, stub):
         gateway, agents = await serving(process, crowd, *[AgentScript()] * 3)
         carry_out(gateway, agents)
         numbers = range(1, 9)
@@ -102,9 +101,9 @@ async def test_draining_an_agent_moves_its_sessions_and_does_not_wait_for_a_plan
 
 
 async def test_an_agent_whose_sessions_find_no_room_is_drained_at_their_end(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         carry_out(gateway, agents)
         for number in (1, 2, 3):
@@ -133,9 +132,9 @@ async def test_an_agent_whose_sessions_find_no_room_is_drained_at_their_end(
 
 
 async def test_the_sessions_of_an_agent_that_is_told_to_stop_move_away(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         carry_out(gateway, agents)
         await gateway.submit_session(1)
@@ -154,12 +153,11 @@ async def test_the_sessions_of_an_agent_that_is_told_to_stop_move_away(
 
 
 async def test_sessions_in_the_way_of_a_crowded_change_move_where_there_is_room(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
     before = chains((1, [("agent-0", 0, 6, 0)]), (2, [("agent-2", 0, 6, 0)]))
     after = chains((2, [("agent-0", 0, 3, 0), ("agent-1", 3, 6, 3)]), (2, [("agent-2", 0, 6, 0)]))
-    file = file_of(tmp_path, before)
-    async with scheduler(generating(plan_file=file)) as process, admin(process.port) as stub:
+    async with operated(generating(plan=before)) as (process, stub):
         # Six blocks and six slots fit; three blocks and six slots beside them do not.
         crowded = AgentScript(memory_bytes=1_300, block_bytes=164)
         slow = AgentScript(decode_ns=50 * MS)
@@ -182,63 +180,23 @@ async def test_sessions_in_the_way_of_a_crowded_change_move_where_there_is_room(
         await nothing_is_left(process)
 
 
-# ---- operators ----
-
-
-async def test_an_operator_moves_a_session_and_hears_how_it_went(
-    generating: Configured, crowd: Crowd, tmp_path: Path
-) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
-        gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
-        await gateway.submit_session(1)
-        first = await gateway.started(1)
-        moves, number = process.leader().moves, RequestId(GatewayId("gateway-0"), 1)
-        with pytest.raises(Unavailable, match="its prompt is not done"):
-            moves.begin(number)
-        with pytest.raises(InvalidInput, match="has no session"):
-            moves.begin(RequestId(GatewayId("gateway-0"), 2))
-        with pytest.raises(InvalidInput, match="no request is answered by session 5"):
-            moves.begin(SessionId(5))
-        await gateway.progressed(1, tokens=3)
-        await until(lambda: moves.sessions()[0].runs, "it runs")
-        with pytest.raises(Unavailable, match="has no chain 'nowhere'"):
-            moves.begin(number, "nowhere")
-        begun = moves.begin(number, mode="tokens")
-        assert (await moves.ended(begun, 0.0)).outcome == "begun"
-        order = await gateway.started(1, times=2)
-        assert order.moved_session_id == begun.moved == first.session_id
-        assert order.session_id == begun.session
-        assert order.move_mode == scheduler_pb2.MOVE_MODE_TOKENS
-        old = next(agent for agent in agents if agent.name == first.route[0].agent_id)
-        ended = asyncio.create_task(moves.ended(begun, 5.0))
-        await old.moved(begun.session, begun.moved, **DETAILS)
-        done = await ended
-        assert (done.outcome, done.tokens, done.rounds) == ("moved", 9, 2)
-        assert (done.duration_ns, done.held_ns) == (30 * MS, 4 * MS)
-        # Back, but the agent cannot.
-        await gateway.progressed(1, tokens=4)
-        await until(lambda: moves.sessions()[0].runs, "it runs there")
-        again = moves.begin(SessionId(begun.session))
-        await old.fails(again.session)
-        failed = await moves.ended(again, 5.0)
-        assert (failed.outcome, failed.problem != "") == ("failed", True)
-        (view,) = moves.sessions()
-        assert (view.session, view.was) == (begun.session, first.session_id)
-        await gateway.finished(1)
-        await nothing_is_left(process)
+# ---- metrics ----
 
 
 async def test_metrics_count_moves_and_the_caches_that_were_sent(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, agents = await serving(process, crowd, AgentScript(), AgentScript())
         carry_out(gateway, agents)
         await gateway.submit_session(1)
-        first = await gateway.started(1)
+        await gateway.started(1)
         await gateway.progressed(1)
-        await until(lambda: process.leader().moves.sessions()[0].runs, "it runs")
-        process.leader().moves.begin(SessionId(first.session_id))
+        moving = process.leader().moves
+        await until(lambda: moving.sessions()[0].runs, "it runs")
+        with pytest.raises(InvalidInput, match="has no session"):
+            moving.begin(RequestId(GatewayId("gateway-0"), 2))
+        moving.begin(RequestId(GatewayId("gateway-0"), 1))
         link = scheduler_pb2.CachesSent.Link(peer_id="agent-1", bytes=1_000, sending_ns=MS)
         sent = scheduler_pb2.CachesSent(links=[link, link])
         await agents[0].send(scheduler_pb2.AgentMessage(caches_sent=sent))
@@ -262,10 +220,9 @@ async def test_metrics_count_moves_and_the_caches_that_were_sent(
 
 
 async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    file = file_of(tmp_path, TWO)
-    async with scheduler(generating(plan_file=file)) as old:
+    async with scheduler(generating(plan=TWO)) as old:
         gateway, agents = await serving(old, crowd, AgentScript(), AgentScript())
         await gateway.submit_session(1)
         first = await gateway.started(1)
@@ -280,7 +237,7 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
         assert set(written) == {str(first.session_id), str(begun.session)}
         assert {json.loads(text)["request"] for text in written.values()} == {"gateway-0/1"}
         await crash(old)
-    settings = generating(scheduler_id="scheduler-1", plan_file=file, silence_s=20.0)
+    settings = generating(scheduler_id="scheduler-1", plan=TWO, silence_s=20.0)
     async with scheduler(settings) as new:
         await until(lambda: new.leads, "the new scheduler leads")
         back = await crowd.gateway(new.port)
@@ -317,9 +274,9 @@ async def test_a_move_that_is_done_under_a_new_leader_loses_nothing(
 
 
 async def test_an_agent_that_is_taken_back_is_used_again(
-    generating: Configured, crowd: Crowd, tmp_path: Path
+    generating: Configured, crowd: Crowd
 ) -> None:
-    async with scheduler(generating(plan_file=file_of(tmp_path, TWO))) as process:
+    async with scheduler(generating(plan=TWO)) as process:
         gateway, _ = await serving(process, crowd, AgentScript(), AgentScript())
         leader = process.leader()
         leader.draining.begin(AgentId("agent-0"))

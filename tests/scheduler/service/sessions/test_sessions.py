@@ -8,7 +8,7 @@ import pytest
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.settings import SchedulerSettings
-from scheduler_harness import MS, AgentScript, Crowd, cut_in_two, scheduler, until
+from scheduler_harness import CUT_IN_TWO, MS, AgentScript, Crowd, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
 
@@ -16,10 +16,8 @@ Configured = Callable[..., SchedulerSettings]
 async def test_agents_load_what_the_plan_says_and_requests_are_dispatched(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
-    async with scheduler(configured(plan_file=cut_in_two(tmp_path))) as process:
-        gateway = await crowd.gateway(process.port)
-        agents = [await crowd.agent(process.port, f"agent-{i}") for i in range(2)]
-        await until(lambda: gateway.ready, "the model is ready")
+    async with scheduler(configured(plan=CUT_IN_TWO)) as process:
+        gateway, agents = await crowd.serving(process.port, agents=2)
         model = gateway.model()
         assert model is not None
         assert (model.inputs[0].name, list(model.inputs[0].shape)) == ("x", [-1, 16])
@@ -62,9 +60,7 @@ async def test_what_cannot_meet_its_deadline_is_refused_with_advice(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0", AgentScript(compute_ns=100 * MS))
-        await until(lambda: gateway.ready, "ready")
+        gateway, _ = await crowd.serving(process.port, AgentScript(compute_ns=100 * MS))
         await gateway.submit(1, budget_ns=20 * MS)
         refusal = await gateway.rejected(1)
         assert refusal.failure.reason == "SLO_UNATTAINABLE"
@@ -125,9 +121,7 @@ async def test_a_failed_batch_is_dispatched_again_and_a_hopeless_one_is_not(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, (agent,) = await crowd.serving(process.port)
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
         failure = common_pb2.Failure(reason="OVERLOADED", message="full", retryable=True)
@@ -145,9 +139,7 @@ async def test_a_failed_batch_is_dispatched_again_and_a_hopeless_one_is_not(
 
 async def test_reports_of_the_last_hop_end_a_batch(configured: Configured, crowd: Crowd) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, (agent,) = await crowd.serving(process.port)
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
         assert len(process.leader().in_flight) == 1
@@ -162,9 +154,7 @@ async def test_a_silent_agent_is_lost_and_a_heartbeat_keeps_it(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured(silence_s=0.5)) as process:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        _, (agent,) = await crowd.serving(process.port)
         await until(lambda: agent.ended, "its session is ended")
         assert agent.error is not None
         assert agent.error.code() == grpc.StatusCode.UNAVAILABLE
@@ -175,9 +165,7 @@ async def test_a_newer_session_of_an_agent_replaces_the_old_one(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        old = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, (old,) = await crowd.serving(process.port)
         await gateway.submit(1)
         first = await gateway.dispatched(1)
         new = await crowd.agent(process.port, "agent-0", AgentScript(incarnation=2))
@@ -208,9 +196,7 @@ async def test_a_gateway_that_comes_back_resubmits_what_is_open(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, _ = await crowd.serving(process.port)
         await gateway.submit(1)
         await gateway.submit(2)
         known, unheard = await gateway.dispatched(1), await gateway.dispatched(2)
@@ -230,9 +216,7 @@ async def test_a_restarted_gateway_leaves_nothing_behind(
     configured: Configured, crowd: Crowd
 ) -> None:
     async with scheduler(configured()) as process:
-        gateway = await crowd.gateway(process.port)
-        agent = await crowd.agent(process.port, "agent-0")
-        await until(lambda: gateway.ready, "ready")
+        gateway, (agent,) = await crowd.serving(process.port)
         await gateway.submit(1)
         batch = await gateway.dispatched(1)
         await crowd.gateway(process.port, incarnation=2)

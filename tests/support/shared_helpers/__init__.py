@@ -1,0 +1,1 @@
+"""What tests of any part use: waiting, servers, commands."""
