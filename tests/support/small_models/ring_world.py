@@ -216,6 +216,6 @@ class World:
         for name, ring in self.rings.items():
             assert len(ring.sessions) == 0
             assert self.consumed[name] == self.arrived[name]
-            assert not ring.migrations.pushing._lines
+            assert not ring.migrations.pushing.lines
             assert not ring.sessions.out
         assert all(frame.releases == 1 for frame in self.frames)

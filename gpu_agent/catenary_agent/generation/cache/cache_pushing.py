@@ -77,7 +77,8 @@ class CachePusher:
         self._limits = limits
         self._take = take
         self._failed = failed
-        self._lines: dict[str, _Line] = {}
+        self.lines: dict[str, _Line] = {}
+        """What is queued for each peer, and what is on its way there; empty lines are removed."""
         self._left_bytes = 0
 
     def begin(self, session: Session) -> None:
@@ -99,19 +100,19 @@ class CachePusher:
     def renew(self) -> None:
         """Grants another `CacheLimits.step_bytes` of exports; to be called between steps."""
         self._left_bytes = self._limits.step_bytes
-        for peer, line in list(self._lines.items()):
+        for peer, line in list(self.lines.items()):
             self._pump(peer, line)
 
     @property
     def is_waiting(self) -> bool:
         """True if `renew` would export something."""
         window = self._limits.window_bytes
-        return any(line.queue and line.nbytes < window for line in self._lines.values())
+        return any(line.queue and line.nbytes < window for line in self.lines.values())
 
     def on_pushed(self, event: CachePushed) -> None:
         """Makes room in the window of a peer after a frame has left, and exports what fits."""
         cache = event.cache
-        line = self._lines[cache.cache_send.peer]
+        line = self.lines[cache.cache_send.peer]
         line.nbytes -= cache.rows.nbytes
         cache.cache_send.unsettled -= 1
         self.end_if_done(cache.session)
@@ -125,7 +126,7 @@ class CachePusher:
     def _list(self, session: Session, cache_send: CacheSendProgress) -> None:
         """Queues a cache send at its peer, if it has rows to export."""
         if cache_send.has_more:
-            line = self._lines.setdefault(cache_send.peer, _Line())
+            line = self.lines.setdefault(cache_send.peer, _Line())
             # A send that has begun goes first, so its session is handed over and frees its slots.
             add = line.queue.appendleft if cache_send.has_begun else line.queue.append
             add((session, cache_send))
@@ -142,7 +143,7 @@ class CachePusher:
                 line.queue.popleft()
                 self.end_if_done(session)
         if not line.queue and not line.nbytes:
-            self._lines.pop(peer, None)
+            self.lines.pop(peer, None)
 
     def _export(self, session: Session, cache_send: CacheSendProgress, line: _Line) -> None:
         executor = session.batcher.executor

@@ -58,30 +58,26 @@ class PendingCaches:
         self._step_bytes = limits.step_bytes
         self._clock = clock
         self._came = came
-        self._stall_timer = StallTimer(limits.stall_timeout_ns)
-        self._arrived: deque[CacheArrived] = deque()
+        self.stall_timer = StallTimer(limits.stall_timeout_ns)
+        self.arrived: deque[CacheArrived] = deque()
+        """Frames that are to be written."""
         self._left_bytes = limits.step_bytes
         self.ignored = 0
         """Number of cache parts that arrived for sessions that did not wait for them."""
 
     def begin(self, session: Session) -> None:
         """Starts the stall timeout of a session that waits for its caches."""
-        self._stall_timer.touch(session.spec.session_id, self._clock())
+        self.stall_timer.touch(session.spec.session_id, self._clock())
 
     def on_cache(self, event: CacheArrived) -> None:
         """Queues a part of a cache, and writes as much as the current step allows."""
-        self._arrived.append(event)
+        self.arrived.append(event)
         self._take_in()
 
     def renew(self) -> None:
         """Grants another `CacheLimits.step_bytes` of writes; to be called between steps."""
         self._left_bytes = self._step_bytes
         self._take_in()
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if `renew` would write something."""
-        return bool(self._arrived)
 
     def take(self, session_id: int, span: CacheSpan, rows: CacheArray) -> None:
         """Writes rows that another session of this agent has cached."""
@@ -107,11 +103,11 @@ class PendingCaches:
         assert session.pending_cache is not None
         progress = session.pending_cache.progress
         if session.state is not RECEIVING or not progress.is_complete:
-            if session_id in self._stall_timer:
-                self._stall_timer.touch(session_id, now)
+            if session_id in self.stall_timer:
+                self.stall_timer.touch(session_id, now)
             self._came(session)
             return
-        self._stall_timer.drop(session_id)
+        self.stall_timer.drop(session_id)
         session.pending_cache = None
         session.cached = progress.tokens
         self._sessions.go(session, WAITING)
@@ -129,25 +125,21 @@ class PendingCaches:
         """Raises AssertionError unless the stall timeout of every session runs."""
         for session in self._sessions:
             if session.state in (AWAITING_TOKEN, RECEIVING):
-                assert session.spec.session_id in self._stall_timer
+                assert session.spec.session_id in self.stall_timer
 
     def expire(self, now: Nanoseconds) -> None:
         """Fails sessions of which no cache part came within the stall timeout."""
-        for session_id in self._stall_timer.lost(now):
+        for session_id in self.stall_timer.lost(now):
             session = self._sessions.get(session_id)
             if session is not None and session.pending_cache is not None:
-                text = f"nothing of its caches came for {self._stall_timer}"
+                text = f"nothing of its caches came for {self.stall_timer}"
                 blamed = _source(session, session.pending_cache)
                 self._sessions.fail(session_id, PartitionLost(text), blamed)
 
-    def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns the moment at which `expire` has something to do; None if never."""
-        return self._stall_timer.next_wakeup_ns()
-
     def _take_in(self) -> None:
         out = self._sessions.out
-        while self._arrived and self._left_bytes > 0:
-            event = self._arrived.popleft()
+        while self.arrived and self._left_bytes > 0:
+            event = self.arrived.popleft()
             out.consumed_bytes += event.nbytes
             out.consumed.append(event.frame)
             session = self._sessions.get(event.session_id)

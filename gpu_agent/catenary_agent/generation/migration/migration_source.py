@@ -64,10 +64,10 @@ class MigrationSource:
         self._limits = limits
         self._clock = clock
         self._say = say
-        self._stall_timer = StallTimer(limits.stall_timeout_ns)
+        self.stall_timer = StallTimer(limits.stall_timeout_ns)
         self._moves: dict[int, OutgoingMigration] = {}
         """Moves by the new id of the session."""
-        self._moves_of: dict[int, OutgoingMigration] = {}
+        self.moves_of: dict[int, OutgoingMigration] = {}
         """Moves by the present id of the session."""
 
     def __contains__(self, session_id: int) -> bool:
@@ -91,14 +91,14 @@ class MigrationSource:
         if error is not None or session is None:
             self._failed(said.move, error or Unavailable("there is no such session"))
             return True
-        before = self._moves_of.get(session.spec.session_id)
+        before = self.moves_of.get(session.spec.session_id)
         if before is not None:
             self.give_up(before, Unavailable("another move of the session began"))
         arrived = said.arrived
         deadline_ns = arrived.received_ns - arrived.transfer_ns + said.move.opening.budget_ns
         move = OutgoingMigration(session, said.move, said.epoch, deadline_ns, arrived.received_ns)
-        self._moves[session_id] = self._moves_of[session.spec.session_id] = move
-        self._stall_timer.touch(session_id, self._clock())
+        self._moves[session_id] = self.moves_of[session.spec.session_id] = move
+        self.stall_timer.touch(session_id, self._clock())
         self._introduce(move)
         return True
 
@@ -111,7 +111,7 @@ class MigrationSource:
         if move is None or said.move.tokens != move.asked or said.move.agent_id not in move.waits:
             return False
         move.waits.remove(said.move.agent_id)
-        self._stall_timer.touch(move.session_id, self._clock())
+        self.stall_timer.touch(move.session_id, self._clock())
         if not move.waits:
             self._next_round(move)
         return True
@@ -133,7 +133,7 @@ class MigrationSource:
 
     def turned(self, session: Session) -> bool:
         """Returns True if a session whose newest token has just arrived was handed over."""
-        move = self._moves_of.get(session.spec.session_id)
+        move = self.moves_of.get(session.spec.session_id)
         if move is None:
             return False
         if move.is_armed:
@@ -146,11 +146,11 @@ class MigrationSource:
     def pushed(self, session_id: int) -> None:
         """Restarts the stall timeout of a move some of whose rows have left."""
         if session_id in self._moves:
-            self._stall_timer.touch(session_id, self._clock())
+            self.stall_timer.touch(session_id, self._clock())
 
     def closed(self, session: Session) -> None:
         """Gives up the move of a session that was closed."""
-        move = self._moves_of.get(session.spec.session_id)
+        move = self.moves_of.get(session.spec.session_id)
         if move is not None:
             self.give_up(move, Unavailable("the session that was to move is over"))
 
@@ -166,22 +166,18 @@ class MigrationSource:
 
     def validate(self) -> None:
         """Raises AssertionError unless every session that moves is here, and moves once."""
-        assert list(self._moves.values()) == list(self._moves_of.values())
+        assert list(self._moves.values()) == list(self.moves_of.values())
         for session_id, move in self._moves.items():
-            assert session_id in self._stall_timer
+            assert session_id in self.stall_timer
             assert self._sessions.get(move.session.spec.session_id) is move.session
             assert move.session.state is not LEAVING
 
     def expire(self, now: Nanoseconds) -> None:
         """Gives up moves that made no progress within the stall timeout."""
-        for session_id in self._stall_timer.lost(now):
+        for session_id in self.stall_timer.lost(now):
             move = self._moves[session_id]
-            error = PartitionLost(f"the move did not get on for {self._stall_timer}")
+            error = PartitionLost(f"the move did not get on for {self.stall_timer}")
             self.give_up(move, error, min(move.waits, default=""))
-
-    def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns the moment at which `expire` has something to do; None if never."""
-        return self._stall_timer.next_wakeup_ns()
 
     def give_up(
         self,
@@ -258,8 +254,8 @@ class MigrationSource:
             self._say(agent, step, move.deadline_ns)
 
     def _forget(self, move: OutgoingMigration) -> None:
-        del self._moves[move.session_id], self._moves_of[move.session.spec.session_id]
-        self._stall_timer.drop(move.session_id)
+        del self._moves[move.session_id], self.moves_of[move.session.spec.session_id]
+        self.stall_timer.drop(move.session_id)
 
     def _failed(
         self,

@@ -54,7 +54,7 @@ class MigrationTarget:
         self._waiting = waiting
         self._clock = clock
         self._say = say
-        self._stall_timer = StallTimer(2 * stall_timeout_ns)
+        self.stall_timer = StallTimer(2 * stall_timeout_ns)
 
     # -- what the leader says --------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class MigrationTarget:
         if incoming is None or said.spec is not None:
             return False
         incoming.asked = said.move.tokens
-        self._stall_timer.touch(said.move.session_id, self._clock())
+        self.stall_timer.touch(said.move.session_id, self._clock())
         if incoming.by_tokens:
             if session.state is MIGRATING_IN:
                 self._sessions.go(session, WAITING)
@@ -90,7 +90,7 @@ class MigrationTarget:
             return True
         session.incoming = None
         session.batcher.be_gentle(self._clock())
-        self._stall_timer.drop(said.move.session_id)
+        self.stall_timer.drop(said.move.session_id)
         if session.state is MIGRATING_IN:
             self._sessions.go(session, RECEIVING if session.pending_cache else WAITING)
         if session.pending_cache is not None:
@@ -111,6 +111,7 @@ class MigrationTarget:
         if session is None or session.incoming is None:
             return False
         session.incoming = None
+        self.stall_timer.drop(session_id)
         self._sessions.order_closed((session_id,))
         return True
 
@@ -121,8 +122,8 @@ class MigrationTarget:
         incoming = session.incoming
         if incoming is None:
             return
-        if session.spec.session_id in self._stall_timer:
-            self._stall_timer.touch(session.spec.session_id, self._clock())
+        if session.spec.session_id in self.stall_timer:
+            self.stall_timer.touch(session.spec.session_id, self._clock())
         pending_cache = session.pending_cache
         come = session.cached if pending_cache is None else pending_cache.progress.come
         if incoming.asked is not None and come >= incoming.asked:
@@ -135,7 +136,7 @@ class MigrationTarget:
     def closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
         """Tells the leader to give up if a session was closed before it was handed over."""
         incoming, session.incoming = session.incoming, None
-        self._stall_timer.drop(session.spec.session_id)
+        self.stall_timer.drop(session.spec.session_id)
         if incoming is not None:
             why = error or Unavailable("it was closed where it was to go")
             step = self._step(session, incoming, frame_pb2.SessionMove.STEP_GIVE_UP)
@@ -144,20 +145,16 @@ class MigrationTarget:
     def validate(self) -> None:
         """Raises AssertionError unless the stall timeout of every session runs."""
         for session in self._sessions:
-            is_timed = session.spec.session_id in self._stall_timer
+            is_timed = session.spec.session_id in self.stall_timer
             assert is_timed == (session.incoming is not None)
 
     def expire(self, now: Nanoseconds) -> None:
         """Fails sessions of whose move nothing was heard within the stall timeout."""
-        for session_id in self._stall_timer.lost(now):
+        for session_id in self.stall_timer.lost(now):
             session = self._sessions.get(session_id)
             if session is not None and session.incoming is not None:
-                error = PartitionLost(f"nothing was heard of its move for {self._stall_timer}")
+                error = PartitionLost(f"nothing was heard of its move for {self.stall_timer}")
                 self._sessions.fail(session_id, error, session.incoming.leader)
-
-    def next_wakeup_ns(self) -> Nanoseconds | None:
-        """Returns the moment at which `expire` has something to do; None if never."""
-        return self._stall_timer.next_wakeup_ns()
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -186,7 +183,7 @@ class MigrationTarget:
             self._give_up(move.agent_id, move, made)
             return True
         sessions.add(made)
-        self._stall_timer.touch(move.session_id, self._clock())
+        self.stall_timer.touch(move.session_id, self._clock())
         self.advanced(made)
         return True
 

@@ -18,6 +18,7 @@ from catenary_agent.generation.migration.migration_source import MigrationSource
 from catenary_agent.generation.migration.migration_target import MigrationTarget
 from catenary_agent.generation.state.events import MoveOut
 from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
+from catenary_agent.generation.state.states import LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Migrations:
 
         It goes on here, or on the ring that it moves to.
         """
-        if not self._leading.turned(session):
+        if not (self._leading.moves_of and self._leading.turned(session)):
             self._sessions.resume(session)
 
     def broken(self, session_id: int, error: CatenaryError, blamed: str) -> bool:
@@ -102,13 +103,17 @@ class Migrations:
 
     def advanced(self, session: Session) -> None:
         """Handles the progress of a session after a step has cached more of it."""
-        self.pushing.advanced(session)
-        self._arrivals.advanced(session)
+        if session.cache_sends or session.state is LEAVING:
+            self.pushing.advanced(session)
+        if session.incoming is not None:
+            self._arrivals.advanced(session)
 
     def renew(self) -> None:
         """Grants the cache transfers their bytes until the next step."""
-        self.waiting.renew()
-        self.pushing.renew()
+        if self.waiting.arrived:
+            self.waiting.renew()
+        if self.pushing.lines:
+            self.pushing.renew()
 
     @property
     def led(self) -> tuple[int, ...]:
@@ -118,7 +123,7 @@ class Migrations:
     @property
     def is_waiting(self) -> bool:
         """True if `renew` has something to do."""
-        return self.waiting.is_waiting or self.pushing.is_waiting
+        return bool(self.waiting.arrived or (self.pushing.lines and self.pushing.is_waiting))
 
     def settle(self) -> None:
         """Handles the steps that this agent has sent to itself."""
@@ -141,17 +146,20 @@ class Migrations:
 
     def expire(self, now: Nanoseconds) -> None:
         """Gives up sessions and moves that made no progress within the stall timeout."""
-        self.waiting.expire(now)
-        self._arrivals.expire(now)
-        self._leading.expire(now)
+        for part in self._timed():
+            part.expire(now)
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns the moment at which `expire` or `renew` has something to do; None if never."""
         if self.is_waiting:
             return 0
-        parts = (self.waiting, self._arrivals, self._leading)
-        moments = [part.next_wakeup_ns() for part in parts]
+        moments = [part.stall_timer.next_wakeup_ns() for part in self._timed()]
         return min((each for each in moments if each is not None), default=None)
+
+    def _timed(self) -> list[PendingCaches | MigrationTarget | MigrationSource]:
+        """Returns the parts in which a stall timeout runs: mostly none, and this is asked often."""
+        parts = (self.waiting, self._arrivals, self._leading)
+        return [part for part in parts if part.stall_timer.since]
 
     def _on_begin(self, said: MoveMessage) -> bool:
         if said.move.session_id in self._sending:
@@ -187,6 +195,9 @@ class Migrations:
             self._sessions.fail(session.spec.session_id, error)
 
     def _closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
-        self._arrivals.closed(session, error, blamed)
-        self._leading.closed(session)
-        self._sending.closed(session)
+        if session.incoming is not None:
+            self._arrivals.closed(session, error, blamed)
+        if self._leading.moves_of:
+            self._leading.closed(session)
+        if session.cache_sends:
+            self._sending.closed(session)

@@ -16,31 +16,32 @@ class StallTimer:
     def __init__(self, stall_timeout_ns: Nanoseconds) -> None:
         """Starts without sessions; each may stand still for `stall_timeout_ns`."""
         self.stall_timeout_ns = stall_timeout_ns
-        self._since: OrderedDict[int, Nanoseconds] = OrderedDict()
+        self.since: OrderedDict[int, Nanoseconds] = OrderedDict()
+        """Moment of the last progress of each session, the earliest first."""
 
     def __contains__(self, session_id: int) -> bool:
-        return session_id in self._since
+        return session_id in self.since
 
     def touch(self, session_id: int, now: Nanoseconds) -> None:
         """Starts or restarts the timeout of a session."""
-        self._since[session_id] = now
-        self._since.move_to_end(session_id)
+        self.since[session_id] = now
+        self.since.move_to_end(session_id)
 
     def drop(self, session_id: int) -> None:
         """Ends the timeout of a session, if there is one."""
-        self._since.pop(session_id, None)
+        self.since.pop(session_id, None)
 
     def lost(self, now: Nanoseconds) -> Iterable[int]:
         """Removes the sessions whose timeout has passed, each when it is its turn."""
-        return self._lost(now) if self._since else ()
+        return self._lost(now) if self.since else ()
 
     def _lost(self, now: Nanoseconds) -> Iterator[int]:
-        while self._since and next(iter(self._since.values())) + self.stall_timeout_ns <= now:
-            yield self._since.popitem(last=False)[0]
+        while self.since and next(iter(self.since.values())) + self.stall_timeout_ns <= now:
+            yield self.since.popitem(last=False)[0]
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns when `lost` has something to yield; None if never."""
-        first = next(iter(self._since.values()), None)
+        first = next(iter(self.since.values()), None)
         return None if first is None else first + self.stall_timeout_ns
 
     def __str__(self) -> str:
