@@ -1,12 +1,12 @@
 """An executor without weights: it sleeps as long as a device would compute, and returns zeros.
 
 Times come from the model's profile (`catenary_services.domain.profile`) for the device's class and
-virtual level. Beyond the profile's largest batch they grow by the last step. A class of the catalogue
-that the profile does not have takes the times that are estimated from its data sheet, if the kernels
-of the model are counted. For all others the block table's own times are multiplied by the batch
-size. A class that the profile has at other levels only is refused: a guess of how a
-shared device behaves would look like a measurement. `slowdown` multiplies all of this; with 0 it
-never sleeps.
+virtual level. Beyond the profile's largest batch they grow by the last step. A class of the
+catalogue that the profile does not have takes the times that are estimated from its data sheet, if
+the kernels of the model are counted. For all others the block table's own times are multiplied by
+the batch size. A class that the profile has at other levels only is refused: a guess of how a shared
+device behaves would look like a measurement. `slowdown` multiplies all of this; with 0 it never
+sleeps.
 
 A file of times in nanoseconds at batch 1, 2, .. takes precedence over the profile:
 
@@ -36,8 +36,8 @@ from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput, NotSupported
 
 _Times = dict[str, tuple[int, ...]]
-_ESTIMATED_UP_TO = 32
-"""Estimates are made for this batch size and for one row; between them and beyond they are lines."""
+_ESTIMATED = (1, 2, 4, 8, 16, 32)
+"""Batch sizes of estimates; between them and beyond the last, times are on a line."""
 
 
 class EmulatedPart(PartExecutor):
@@ -146,17 +146,14 @@ def _profiled_times(
     return profile.compute_ns(device.device_class, device.virtual_level, first, last)
 
 
-def _estimated_times(
-    table: BlockTable, device: Device, first: int, last: int
-) -> tuple[int, ...]:
+def _estimated_times(table: BlockTable, device: Device, first: int, last: int) -> tuple[int, ...]:
     """Returns times at batch 1, 2, .. from the data sheet; () if it or the kernels are unknown."""
     known = find_device_class(device.device_class)
     if known is None or not table.kernels:
         return ()
-    sizes = (1, _ESTIMATED_UP_TO) if table.batched else (1,)
-    return estimate(table.kernels[first:last], known, device.virtual_level, sizes).compute_ns(
-        0, last - first
-    )
+    sizes = _ESTIMATED if table.batched else (1,)
+    times = estimate(table.kernels[first:last], known, device.virtual_level, sizes)
+    return times.compute_ns(0, last - first)
 
 
 def _at(times: tuple[int, ...], rows: int) -> int:

@@ -5,7 +5,8 @@ of them waits for a link. Agents of one class share a pool, so that a pool is pl
 its own class. Agents that are too small for a whole model form a pipeline of as few partitions as
 their memory allows, because few partitions over many agents leave several agents for each.
 
-The speed of agents is ignored; the pooled planner considers it if profiles are known.
+A pool of each class has its own pace, but nothing is cut by the speed of agents: the pooled planner
+looks whether such cuts serve more.
 """
 
 from __future__ import annotations
@@ -87,8 +88,13 @@ class _Room:
         self._left[agent] -= size
 
 
+def with_working(weight_bytes: float) -> int:
+    """Returns the memory of weights together with what running them takes."""
+    return round(weight_bytes * (1 + _WORKING_SHARE))
+
+
 def _size(model: DeployedModel, first: int, last: int) -> float:
-    return sum(model.block_bytes[first:last]) * (1 + _WORKING_SHARE)
+    return with_working(sum(model.block_bytes[first:last]))
 
 
 def _replicas(
