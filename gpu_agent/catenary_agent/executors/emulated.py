@@ -4,9 +4,9 @@ Times come from the model's profile (`catenary_services.domain.profile`) for the
 virtual level. Beyond the profile's largest batch they grow by the last step. A class of the
 catalogue that the profile does not have takes the times that are estimated from its data sheet, if
 the kernels of the model are counted. For all others the block table's own times are multiplied by
-the batch size. A class that the profile has at other levels only is refused: a guess of how a shared
-device behaves would look like a measurement. `slowdown` multiplies all of this; with 0 it never
-sleeps.
+the batch size. A class that the profile has at other levels only is refused: a guess of how a
+shared device behaves would look like a measurement. `slowdown` multiplies all of this; with 0 it
+never sleeps.
 
 A file of times in nanoseconds at batch 1, 2, .. takes precedence over the profile:
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
@@ -287,6 +288,8 @@ class Planner:
             self._times.planned(built.corrections, now)
         if if_better and self.provenance is not None and not _is_worth_it(self.provenance, built):
             _log.info("plan_kept", cause=built.provenance.cause)
+            if built.placement == self._placement:  # what is told of it may be better known now
+                self.provenance = replace(built.provenance, cause=self.provenance.cause)
             return
         _log.info(
             "plan_made",

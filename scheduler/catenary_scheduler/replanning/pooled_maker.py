@@ -162,7 +162,7 @@ class PooledMaker:
 
         groups = {a.agent_id: group.name for group in cluster.groups for a in group.agents}
         chosen = comparing.candidate(problem, whole, groups)
-        lines: tuple[str, ...] = ("Whole models are replicated on the agents with room for them.",)
+        lines = _whole_in_words(problem, chosen.promise)
         remarks: list[str] = []
         if solution is not None:
             placed, idle = place(
@@ -221,7 +221,11 @@ class PooledMaker:
 
 def _whole(request: PooledRequest) -> Placement:
     return replicated(
-        request.models, request.agents, memory_share=request.memory_share, able=request.able
+        request.models,
+        request.agents,
+        memory_share=request.memory_share,
+        able=request.able,
+        shares=request.shares or None,
     )
 
 
@@ -251,6 +255,18 @@ def _serves(placement: Placement, model: ModelKey, agents: Mapping[AgentId, str]
 def _only(placement: Placement, models: tuple[DeployedModel, ...]) -> Placement:
     keys = {model.key for model in models}
     return Placement(tuple(model for model in placement.models if model.model in keys))
+
+
+def _whole_in_words(problem: PoolingProblem, promise: PlacementPromise) -> tuple[str, ...]:
+    return (
+        "Whole models are replicated on the agents with room for them.",
+        *(
+            f"{model.name} can serve {promise.throughput_rps[model.name]:.1f} requests/s within"
+            f" {model.slo_us / 1e3:.1f} ms, {model.margin_us / 1e3:.1f} ms of it kept free for"
+            " queueing."
+            for model in problem.models
+        ),
+    )
 
 
 def _why_whole(whole: Candidate, pooled: Candidate) -> list[str]:

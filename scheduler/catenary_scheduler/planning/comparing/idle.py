@@ -57,8 +57,8 @@ def _of_model(gpu: GpuClass, model: PooledModel) -> str:
         slo_ms = taken_us / share / 1e3
         return (
             f"one row of {model.name} takes {taken_us / 1e3:.1f} ms on {gpu.name}, and the"
-            f" objective leaves {free_us / 1e3:.1f} ms; an objective of {slo_ms:.0f} ms would use it"
-            " for whole models"
+            f" objective leaves {free_us / 1e3:.1f} ms; an objective of {slo_ms:.0f} ms would use"
+            " it for whole models"
         )
     if memory is not None and sum(weights) > memory:
         needed = sum(weights) / 1e9

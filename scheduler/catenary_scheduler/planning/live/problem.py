@@ -143,7 +143,7 @@ def _model(
         slo_us=slo_us,
         margin_us=rules.margin * slo_us,
         weight=model.share,
-        block_weight_bytes=tuple(with_working(size) for size in profile.block_weight_bytes),
+        block_weight_bytes=tuple(int(with_working(size)) for size in profile.block_weight_bytes),
     )
 
 

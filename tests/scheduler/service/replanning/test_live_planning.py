@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
@@ -25,13 +26,20 @@ FAST, SLOW = AgentScript(device_class="l4"), AgentScript(device_class="p4", comp
 
 
 def add_profile(
-    root: Path, key: ModelKey = TOY, *, guessed: bool = False, **block_ms: float
+    root: Path,
+    key: ModelKey = TOY,
+    *,
+    guessed: bool = False,
+    block_bytes: int = 1,
+    **block_ms: float,
 ) -> None:
     devices = []
     for device_class, per_block in block_ms.items():
         rows = ((int(per_block * MS), int(per_block * 1.5 * MS)),) * BLOCKS
         devices.append(DeviceProfile(device_class, 1, guessed, "a test", (1, 2), rows, rows))
-    profile = ModelProfile(key, "0" * 64, BLOCKS, (0, 64, 64, 64, 0), (1,) * BLOCKS, tuple(devices))
+    profile = ModelProfile(
+        key, "0" * 64, BLOCKS, (0, 64, 64, 64, 0), (block_bytes,) * BLOCKS, tuple(devices)
+    )
     ModelRepository(root / "models").write_profile(key, profile)
 
 
@@ -133,16 +141,13 @@ async def test_measurements_correct_times_that_are_wrong(
     async with scheduler(quick) as process, admin(process.port) as stub:
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "l4-0", FAST)
-        await crowd.agent(process.port, "p4-0", FAST)
+        await crowd.agent(process.port, "p4-0", AgentScript(device_class="p4"))
         await until(lambda: gateway.ready, "ready")
-        await until(
-            lambda: "as long on p4 as it was planned for" in process.leader().planner.cause,
-            "planned anew",
-            20.0,
-        )
-        answer = await shown(stub)
+        known = "corrected by what 1 of its agents measured at load"
+        while known not in (answer := await shown(stub)).explanation:
+            await asyncio.sleep(0.1)
         assert used(answer) == {"toy": {"l4-0", "p4-0"}}
-        assert "corrected by what 1 of its agents measured at load" in answer.explanation
+        assert "is idle" not in answer.explanation
         assert "survives the loss of any one agent" in answer.promises[0].survives
 
 
@@ -153,7 +158,7 @@ async def test_an_slo_no_pooled_plan_can_keep_falls_back_with_the_reason(
     async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "l4-0", FAST)
-        await crowd.agent(process.port, "p4-0", FAST)
+        await crowd.agent(process.port, "p4-0", AgentScript(device_class="p4"))
         await until(lambda: gateway.ready, "ready")
         answer = await shown(stub)
         assert answer.planner == "even"
@@ -207,9 +212,10 @@ async def test_a_shift_of_the_load_moves_agents_from_one_model_to_the_other(
 ) -> None:
     add_model(tmp_path / "models", OTHER)
     for key in (TOY, OTHER):
-        add_profile(tmp_path, key, l4=1.0)
+        add_profile(tmp_path, key, l4=1.0, block_bytes=160_000_000)  # an agent has room for one
     quick = configured(
         models=["toy", "other"],
+        planner="pooled",  # by default each keeps the two agents of which it may lose one
         expected_agents=4,
         load_window_s=1.0,
         replan_lasting_s=0.1,
