@@ -34,7 +34,7 @@ class _ComputedHop:
 
 
 @dataclass(frozen=True, slots=True)
-class HopLearners:
+class HopStatistics:
     """What learns from the hops of batches."""
 
     slowdowns: Slowdowns
@@ -62,7 +62,7 @@ class HopReports:
     def __init__(
         self,
         timelines: Timelines,
-        learners: HopLearners,
+        learners: HopStatistics,
         impairment_detector: ImpairmentDetector,
         registry: AgentRegistry,
     ) -> None:

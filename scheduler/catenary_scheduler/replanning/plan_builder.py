@@ -11,10 +11,10 @@ from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, Placement, replicated
 from catenary_scheduler.planning.live import Hosted, PlanningRules
 from catenary_scheduler.replanning.chain_builder import BuiltChains, ChainBuilder, ChainRequest
-from catenary_scheduler.replanning.pooled_maker import (
+from catenary_scheduler.replanning.pooled_builder import (
     Corrections,
+    PooledBuilder,
     PooledBuilt,
-    PooledMaker,
     PooledRequest,
     Solve,
 )
@@ -106,7 +106,7 @@ class PlanBuilder:
     ) -> None:
         self.mode = mode
         self._chains = chains
-        self._pooled = PooledMaker(
+        self._pooled = PooledBuilder(
             rules, deployments, measured, solve, survival_first=mode != "pooled"
         )
 

@@ -12,11 +12,11 @@ from catenary_scheduler.planning.comparing.choice import (
     with_idle_agents,
 )
 from catenary_scheduler.planning.comparing.idle import idle_in_words, idle_reasons
-from catenary_scheduler.planning.comparing.promises import PlacementPromise, promise_of
+from catenary_scheduler.planning.comparing.promises import PlacementThroughput, promise_of
 
 __all__ = [
     "Candidate",
-    "PlacementPromise",
+    "PlacementThroughput",
     "better",
     "candidate",
     "idle_in_words",

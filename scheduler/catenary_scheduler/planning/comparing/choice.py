@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from catenary_scheduler.planning.comparing.promises import Groups, PlacementPromise, promise_of
+from catenary_scheduler.planning.comparing.promises import Groups, PlacementThroughput, promise_of
 from catenary_scheduler.planning.placement import PipelinePlacement, Placement, StagePlacement
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.survival import agents_of, is_served_without
@@ -24,7 +24,7 @@ class Candidate:
     """A placement with what it promises and what it survives."""
 
     placement: Placement
-    promise: PlacementPromise
+    promise: PlacementThroughput
     fragile_models: int
     """Number of models that the loss of a single agent leaves unserved within the objective."""
 

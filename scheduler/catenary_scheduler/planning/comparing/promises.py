@@ -31,7 +31,7 @@ Groups = Mapping[AgentId, str]
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementPromise:
+class PlacementThroughput:
     """The load that a placement takes."""
 
     objective: float
@@ -56,7 +56,9 @@ class _Timed:
     stage_us: tuple[Microseconds, ...]
 
 
-def promise_of(problem: PoolingProblem, placement: Placement, groups: Groups) -> PlacementPromise:
+def promise_of(
+    problem: PoolingProblem, placement: Placement, groups: Groups
+) -> PlacementThroughput:
     """Returns what a placement of the task's models promises."""
     models = {model.name: (at, model) for at, model in enumerate(problem.models)}
     classes = {gpu.name: gpu for gpu in problem.classes}
@@ -76,7 +78,7 @@ def promise_of(problem: PoolingProblem, placement: Placement, groups: Groups) ->
         throughput[name] += rate
         latency[name] = max(latency.get(name, 0.0), pipeline.latency_us)
     objective = min(throughput[model.name] / model.weight for model in problem.models)
-    return PlacementPromise(
+    return PlacementThroughput(
         objective,
         throughput,
         latency,

@@ -33,7 +33,7 @@ from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
 if TYPE_CHECKING:
-    from catenary_scheduler.planning.comparing import Candidate, PlacementPromise
+    from catenary_scheduler.planning.comparing import Candidate, PlacementThroughput
 
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 Corrections = Mapping[tuple[ModelKey, str], float]
@@ -70,7 +70,7 @@ class PooledBuilt:
     model."""
 
 
-class PooledMaker:
+class PooledBuilder:
     """Makes plans from profiles, estimates and measurements.
 
     Args:
@@ -257,7 +257,7 @@ def _only(placement: Placement, models: tuple[DeployedModel, ...]) -> Placement:
     return Placement(tuple(model for model in placement.models if model.model in keys))
 
 
-def _whole_in_words(problem: PoolingProblem, promise: PlacementPromise) -> tuple[str, ...]:
+def _whole_in_words(problem: PoolingProblem, promise: PlacementThroughput) -> tuple[str, ...]:
     return (
         "Whole models are replicated on the agents with room for them.",
         *(
@@ -284,7 +284,7 @@ def _why_whole(whole: Candidate, pooled: Candidate) -> list[str]:
 
 def _promised(
     request: PooledRequest,
-    promise: PlacementPromise,
+    promise: PlacementThroughput,
     lines: tuple[str, ...],
     remarks: tuple[str, ...],
 ) -> PlanProvenance:
