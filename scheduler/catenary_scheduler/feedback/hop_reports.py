@@ -35,7 +35,7 @@ class _ComputedHop:
 
 @dataclass(frozen=True, slots=True)
 class HopStatistics:
-    """What learns from the hops of batches."""
+    """The statistics that follow the hops of batches."""
 
     slowdowns: Slowdowns
     """Learns how slow each agent is."""

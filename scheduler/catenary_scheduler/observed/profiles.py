@@ -43,7 +43,7 @@ class MeasuredProfiles:
         self._by_now: dict[Place, Times] = {}
         """Times by what an earlier scheduler saw being served; the others are those of loading."""
         self._serving = BookedTimes()
-        """What batches took. Unlike the times that are booked, these never fade."""
+        """Times that batches took. Unlike those that are booked, they never fade."""
         self._generation: dict[Place, ObservedCost] = {}
         self._served: set[Place] = set()
         self.links = MeasuredLinks()

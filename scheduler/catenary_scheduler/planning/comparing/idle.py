@@ -1,4 +1,4 @@
-"""Why an agent is used by no pipeline, and what would use it."""
+"""Reasons for which an agent is used by no pipeline, and what would use it."""
 
 from __future__ import annotations
 
