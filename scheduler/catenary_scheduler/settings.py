@@ -94,9 +94,9 @@ class SchedulerSettings(ProcessSettings):
     )
     planner: Literal["auto", "pooled", "even"] = Field(
         default="auto",
-        description="auto: pooled pipelines if every model has a profile of every "
-        "device class present, else an even split; pooled: with the classes that have profiles; "
-        "even: an even split.",
+        description="auto: from profiles, data sheets and measurements, whatever serves most of "
+        "what survives the loss of an agent; pooled: whatever serves most; even: whole models by "
+        "their sizes alone.",
     )
     plan_margin: float = Field(
         default=0.4,

@@ -6,9 +6,9 @@ import os
 
 import psutil
 
-from catenary_agent.devices.catalogue import find_device_class
 from catenary_agent.devices.container_limits import memory_limit_bytes
 from catenary_agent.devices.cuda_driver import card_of
+from catenary_services.devices.catalogue import find_device_class
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

@@ -1,9 +1,10 @@
 """An executor without weights: it sleeps as long as a device would compute, and returns zeros.
 
 Times come from the model's profile (`catenary_services.domain.profile`) for the device's class and
-virtual level. Beyond the profile's largest batch they grow by the last step. For a class that the
-profile does not have, and for a model without a profile, the block table's own times are multiplied
-by the batch size. A class that the profile has at other levels only is refused: a guess of how a
+virtual level. Beyond the profile's largest batch they grow by the last step. A class of the
+catalogue that the profile does not have takes the times that are estimated from its data sheet, if
+the kernels of the model are counted. For all others the block table's own times are multiplied by
+the batch size. A class that the profile has at other levels only is refused: a guess of how a
 shared device behaves would look like a measurement. `slowdown` multiplies all of this; with 0 it
 never sleeps.
 
@@ -27,11 +28,16 @@ import numpy as np
 from catenary_agent.executors.base import PartExecutor, check_arrays, check_outputs
 from catenary_agent.executors.device import Device
 from catenary_agent.partitioning.signature import PartitionSignature, Shape
+from catenary_services.devices.catalogue import find_device_class
+from catenary_services.devices.roofline import estimate
+from catenary_services.domain.model import BlockTable
 from catenary_services.domain.profile import ModelProfile
 from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput, NotSupported
 
 _Times = dict[str, tuple[int, ...]]
+_ESTIMATED = (1, 2, 4, 8, 16, 32)
+"""Batch sizes of estimates; between them and beyond the last, times are on a line."""
 
 
 class EmulatedPart(PartExecutor):
@@ -40,11 +46,11 @@ class EmulatedPart(PartExecutor):
     def __init__(
         self,
         ends: PartitionSignature,
-        compute_ns: Sequence[int],
+        table: BlockTable,
         device: Device,
         profile: ModelProfile | None = None,
     ) -> None:
-        """Uses `compute_ns`, the block table's times of all the model's blocks, as a fallback.
+        """Takes its times from the file of times, the profile or the table, in this order.
 
         Raises:
             NotSupported: `profile` has the device's class, but not at its virtual level.
@@ -54,10 +60,12 @@ class EmulatedPart(PartExecutor):
         first, last = ends.key.first_block, ends.key.last_block
         self.memory_bytes = sum(profile.block_weight_bytes[first:last]) if profile else 0
         self._slowdown = device.slowdown
-        self._own_ns = sum(compute_ns[first:last])
+        self._own_ns = sum(table.compute_ns[first:last])
         self._profile = _profile_of(device.profile, ends.key.model.name)
         # The file takes precedence, so times that the profile lacks do not matter then.
         self._profiled = () if self._profile else _profiled_times(profile, device, first, last)
+        if not self._profile and not self._profiled:
+            self._profiled = _estimated_times(table, device, first, last)
 
     def compute_ns(self, rows: int) -> int:
         """Returns the nanoseconds of a batch of `rows` rows on the emulated device."""
@@ -136,6 +144,16 @@ def _profiled_times(
             f" device, not for {device.virtual_level}"
         )
     return profile.compute_ns(device.device_class, device.virtual_level, first, last)
+
+
+def _estimated_times(table: BlockTable, device: Device, first: int, last: int) -> tuple[int, ...]:
+    """Returns times at batch 1, 2, .. from the data sheet; () if it or the kernels are unknown."""
+    known = find_device_class(device.device_class)
+    if known is None or not table.kernels:
+        return ()
+    sizes = _ESTIMATED if table.batched else (1,)
+    times = estimate(table.kernels[first:last], known, device.virtual_level, sizes)
+    return times.compute_ns(0, last - first)
 
 
 def _at(times: tuple[int, ...], rows: int) -> int:

@@ -37,9 +37,9 @@ def load_executor(
         NotSupported: The device cannot run this kind of model.
     """
     if device.kind == "emulated":
-        compute_ns = repository.block_table(key.model).compute_ns
+        table = repository.block_table(key.model)
         ends = PartitionSignature.of(repository, key, float16_boundaries)
-        return EmulatedPart(ends, compute_ns, device, repository.profile(key.model))
+        return EmulatedPart(ends, table, device, repository.profile(key.model))
     if repository.manifest(key.model).platform == "pytorch_exported":
         from catenary_agent.executors.torch_part import load_torch_part
 

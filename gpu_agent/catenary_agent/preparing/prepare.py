@@ -3,6 +3,7 @@
 Node times of the probing run come from an unoptimised session, where every value is visible and
 nothing is fused. They determine the first cuts. Then each block is timed as a separate session, as
 it will be served, the node times are scaled to the measurements, and the cuts are chosen again.
+Last, the kernels of each block are counted, from which its times on other devices are estimated.
 
 All of this happens in the jail (`catenary_services.jail`), because the model comes from a stranger.
 The result is a table that is checked before it is written. `content.json` is written again as well.
@@ -31,10 +32,11 @@ from catenary_agent.partitioning.jailed import (
 )
 from catenary_agent.partitioning.signature import PartitionSignature, wire_boundary
 from catenary_agent.preparing import cutting
+from catenary_agent.preparing.counting import count_kernels
 from catenary_agent.preparing.cutting import choose_cuts
 from catenary_agent.preparing.probe import ProbedModel, ProbeResult, Values
 from catenary_services.domain.ids import ModelKey, PartitionKey
-from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.model import BlockCosts, BlockTable, Boundary
 from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.child import JailWorkspace
@@ -109,7 +111,32 @@ def cut_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
         probed = probe_onnx(file, example)
     table = _cut(probed, order)
+    table = replace(table, kernels=_counted(probed, table, order, file))
     return msgspec.json.encode(CutModel(table, _example_shapes(probed, table)))
+
+
+def _counted(probed: ProbedModel, table: BlockTable, order: CutOrder, file: Path) -> BlockCosts:
+    """Returns the kernels of every block; none if an operation of the model cannot be counted."""
+    shapes = _example_shapes(probed, table)
+    blocks = [_signature(order.key, table, shapes, block) for block in range(table.blocks)]
+    try:
+        return count_kernels(order.platform, file, table, blocks)
+    except Exception:
+        # A model that can be served is not refused because nobody can estimate its times.
+        return ()
+
+
+def _signature(
+    key: ModelKey, table: BlockTable, shapes: ExampleShapes, block: int
+) -> PartitionSignature:
+    return PartitionSignature(
+        key=PartitionKey(key, block, block + 1),
+        batched=table.batched,
+        inputs=wire_boundary(table, block, False),
+        outputs=wire_boundary(table, block + 1, False),
+        example_inputs=shapes[block],
+        example_outputs=shapes[block + 1],
+    )
 
 
 def _sent(array: np.ndarray) -> SentArray:
@@ -176,14 +203,7 @@ def _timed(probed: ProbedModel, key: ModelKey, table: BlockTable) -> BlockTable:
     shapes = _example_shapes(probed, table)
     compute_ns = []
     for block in range(table.blocks):
-        ends = PartitionSignature(
-            key=PartitionKey(key, block, block + 1),
-            batched=table.batched,
-            inputs=wire_boundary(table, block, False),
-            outputs=wire_boundary(table, block + 1, False),
-            example_inputs=shapes[block],
-            example_outputs=shapes[block + 1],
-        )
+        ends = _signature(key, table, shapes, block)
         with tempfile.TemporaryDirectory(prefix="catenary-block-") as folder:
             executor = probed.build(table, ends, Path(folder))
             taken = []

@@ -5,10 +5,9 @@
     siblings    the worker processes of one level, started, commanded and ended together
     samples     timestamps of runs -> p50 and p95 of those during which every sibling was busy
     progress    what has been measured so far, kept on disk after every step
-    catalogue   device classes and their vendors' figures
-    costs       arithmetic and memory traffic of each kernel and block, counted from the model
-    roofline    costs x catalogue -> times of a device that is not at hand, marked as estimates
     profiler    puts it together: model in, `catenary_services.domain.profile.ModelProfile` out
+
+Estimates come from the block table's kernels and `catenary_services.devices.roofline`.
 
 An estimate is marked as one in every output: `estimated` is true and `source` says "roofline".
 """

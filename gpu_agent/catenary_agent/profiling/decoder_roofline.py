@@ -6,10 +6,10 @@ measure their own blocks when they load them; until then these times allow block
 
 from __future__ import annotations
 
-from catenary_agent.devices.catalogue import CATALOGUE, DeviceClass
-from catenary_agent.profiling.costs import KernelCost
-from catenary_agent.profiling.roofline import estimate
+from catenary_services.devices.catalogue import CATALOGUE, DeviceClass
+from catenary_services.devices.roofline import estimate
 from catenary_services.domain.decoder import DecoderForm, DecoderTable
+from catenary_services.domain.model import KernelCost
 
 _CLASS = "L4"
 """The device class of the times: the smallest current one, and calibrated."""

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from catenary_agent.devices.catalogue import PRECISIONS, device_class
 from catenary_agent.devices.device import default_device_class
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.partitioning.jailed import answer_of, work_on_model
 from catenary_agent.partitioning.signature import PartitionSignature
-from catenary_agent.profiling.costs import BlockCosts
+from catenary_agent.preparing.counting import count_kernels
 from catenary_agent.profiling.progress import MeasurementStep, ProfileProgress
-from catenary_agent.profiling.roofline import estimate
 from catenary_agent.profiling.sweep import ProfiledModel, ProfileSweep, count_left, measure_device
+from catenary_services.devices.catalogue import PRECISIONS, device_class
+from catenary_services.devices.roofline import estimate
 from catenary_services.domain.ids import ModelKey, PartitionKey
-from catenary_services.domain.model import BlockTable
+from catenary_services.domain.model import BlockCosts, BlockTable
 from catenary_services.domain.profile import (
     DeviceProfile,
     ModelProfile,
@@ -186,11 +186,13 @@ def describe_model(repository: ModelRepository, key: ModelKey, table: BlockTable
 
 
 def count_costs(repository: ModelRepository, key: ModelKey, table: BlockTable) -> BlockCosts:
-    """Returns the kernels of every block for one row, counted in the jail.
+    """Returns the kernels of every block for one row: those of the table, or counted in the jail.
 
     Raises:
         InvalidInput: The model cannot be read.
     """
+    if table.kernels:
+        return table.kernels
     platform, file = repository.manifest(key).platform, repository.model_file(key)
     blocks = [PartitionKey(key, block, block + 1) for block in range(table.blocks)]
     order = CostOrder(
@@ -220,13 +222,7 @@ def count_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     """Counts the kernels of an encoded `CostOrder`; answers with encoded `BlockCosts`."""
     order = msgspec.json.decode(job, type=CostOrder)
     file = room.inputs[0] / order.file
-    if order.platform == "pytorch_exported":
-        from catenary_agent.profiling.torch_costs import count_torch
-
-        return msgspec.json.encode(count_torch(file, order.blocks))
-    from catenary_agent.profiling.onnx_costs import count_onnx
-
-    return msgspec.json.encode(count_onnx(file, order.table, order.blocks))
+    return msgspec.json.encode(count_kernels(order.platform, file, order.table, order.blocks))
 
 
 def _still_good(file: Path, table: BlockTable) -> ModelProfile | None:

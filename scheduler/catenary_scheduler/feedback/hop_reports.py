@@ -13,6 +13,7 @@ from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.events import Event, PlannedHop, StageReported
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_scheduler.feedback.impairment_detector import ImpairmentDetector
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.observed.slowdowns import Slowdowns
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
@@ -32,14 +33,26 @@ class _ComputedHop:
     reported_ns: Nanoseconds
 
 
+@dataclass(frozen=True, slots=True)
+class HopStatistics:
+    """The statistics that follow the hops of batches."""
+
+    slowdowns: Slowdowns
+    """Learns how slow each agent is."""
+    utilisation: Utilisation
+    """Learns how busy each agent is."""
+    times: BookedTimes
+    """Learns the durations to be booked from now on."""
+    profiles: MeasuredProfiles
+    """Learns the times that plans are made with."""
+
+
 class HopReports:
     """Passes agents' reports of hops on to all that learn from them.
 
     Args:
         timelines: Returns what was booked for a hop.
-        slowdowns: Learns how slow each agent is.
-        utilisation: Learns how busy each agent is.
-        times: Learns the durations to be booked from now on.
+        learners: What learns from the hops.
         impairment_detector: Impairs agents that became slow.
         registry: The agents whose slowdown is shown.
     """
@@ -49,16 +62,15 @@ class HopReports:
     def __init__(
         self,
         timelines: Timelines,
-        slowdowns: Slowdowns,
-        utilisation: Utilisation,
-        times: BookedTimes,
+        learners: HopStatistics,
         impairment_detector: ImpairmentDetector,
         registry: AgentRegistry,
     ) -> None:
         self._timelines = timelines
-        self._slowdowns = slowdowns
-        self._utilisation = utilisation
-        self._times = times
+        self._slowdowns = learners.slowdowns
+        self._utilisation = learners.utilisation
+        self._times = learners.times
+        self._profiles = learners.profiles
         self._impairment_detector = impairment_detector
         self._registry = registry
         self._computed: list[_ComputedHop] = []
@@ -100,6 +112,7 @@ class HopReports:
         for hop in computed:
             agent, partition = hop.booked.agent, hop.booked.partition
             self._utilisation.add(agent, hop.real_ns)
+            self._profiles.served(agent, partition, hop.rows, hop.real_ns, hop.reported_ns)
             self._slowdowns.reported(agent, hop.real_ns, hop.booked.duration_ns, hop.reported_ns)
             self._impairment_detector.reported(
                 agent, partition, hop.rows, hop.real_ns, hop.reported_ns

@@ -17,7 +17,7 @@ from catenary_scheduler.cluster.draining import Draining, DrainingDeps
 from catenary_scheduler.cluster.plan_records import ActivePlanRecords, FixedPlanRecords
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
-from catenary_scheduler.feedback.hop_reports import HopReports
+from catenary_scheduler.feedback.hop_reports import HopReports, HopStatistics
 from catenary_scheduler.feedback.impairment_detector import ImpairmentDetector, ImpairmentRules
 from catenary_scheduler.feedback.session_reports import SessionDeps, SessionReports
 from catenary_scheduler.feedback.transfer_rates import TransferRates
@@ -179,9 +179,7 @@ class LeaderRuntime:
         )
         self.hop_reports = HopReports(
             self.timelines,
-            self.slowdowns,
-            self.utilisation,
-            self.times,
+            HopStatistics(self.slowdowns, self.utilisation, self.times, self.measured),
             self.impairment_detector,
             registry,
         )

@@ -5,7 +5,8 @@ of them waits for a link. Agents of one class share a pool, so that a pool is pl
 its own class. Agents that are too small for a whole model form a pipeline of as few partitions as
 their memory allows, because few partitions over many agents leave several agents for each.
 
-The speed of agents is ignored; the pooled planner considers it if profiles are known.
+A pool of each class has its own pace, but nothing is cut by the speed of agents: the pooled planner
+looks whether such cuts serve more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from catenary_scheduler.planning.placement import (
     Placement,
     StagePlacement,
 )
-from catenary_services.domain.ids import AgentId
+from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
@@ -38,13 +39,14 @@ def replicated(
     *,
     memory_share: float = 0.9,
     able: Able | None = None,
+    shares: Mapping[ModelKey, float] | None = None,
 ) -> Placement:
     """Returns a placement of every model as a whole on as many agents as have room for it.
 
-    Models take turns, the largest first, so each gets its first replica before any gets a second. A
-    replica goes to a server that has none of its model yet, if there is one, and there to the agent
-    with the most room. A model whose deployment names a number of partitions is cut into these
-    instead.
+    Models take turns, the largest first, so each gets two replicas before any gets a third; further
+    ones go to the model with the most work per replica. A replica goes to a server that has none of
+    its model yet, if there is one, and there to the agent with the most room. A model whose
+    deployment names a number of partitions is cut into these instead.
 
     Args:
         models: The models to place. A model without `block_bytes` is assumed to fit anywhere.
@@ -52,6 +54,7 @@ def replicated(
             enough.
         memory_share: Share of each agent's memory that these models may take.
         able: Returns the agents that can load a model; None if every agent can load every model.
+        shares: Share of each model in the load; None if all are alike.
 
     Raises:
         PlanInfeasible: There is no agent, or a model has no blocks.
@@ -60,7 +63,7 @@ def replicated(
         raise PlanInfeasible("no agent is there to place a model on")
     room = _Room(agents, memory_share)
     ables = [able(model) if able is not None else agents for model in models]
-    replicas = _replicas(models, ables, room)
+    replicas = _replicas(models, ables, room, [_work(model, shares) for model in models])
     placed = []
     for number, (model, mine) in enumerate(zip(models, ables, strict=True)):
         fallback = even_split(models, mine).models[number]
@@ -87,34 +90,57 @@ class _Room:
         self._left[agent] -= size
 
 
+def with_working(weight_bytes: float) -> float:
+    """Returns the memory of weights together with what running them takes."""
+    return weight_bytes * (1 + _WORKING_SHARE)
+
+
 def _size(model: DeployedModel, first: int, last: int) -> float:
-    return sum(model.block_bytes[first:last]) * (1 + _WORKING_SHARE)
+    return with_working(sum(model.block_bytes[first:last]))
+
+
+def _work(model: DeployedModel, shares: Mapping[ModelKey, float] | None) -> float:
+    """Returns the compute time of a model's share of the load, in any unit; 1 without shares."""
+    if shares is None:
+        return 1.0
+    return shares.get(model.key, 1.0) * max(1, sum(model.table.compute_ns))
 
 
 def _replicas(
-    models: Sequence[DeployedModel], ables: Sequence[Sequence[Agent]], room: _Room
+    models: Sequence[DeployedModel],
+    ables: Sequence[Sequence[Agent]],
+    room: _Room,
+    work: Sequence[float],
 ) -> Mapping[int, list[Agent]]:
     """Returns the agents that hold each model as a whole, by the model's index in `models`."""
     held: dict[int, list[Agent]] = {
         number: [] for number, model in enumerate(models) if model.partitions is None
     }
     sizes = [_size(model, 0, model.table.blocks) for model in models]
-    largest_first = sorted(held, key=lambda number: -sizes[number])
     orders = [sorted(able, key=lambda agent: agent.agent_id) for able in ables]
-    for _turn in range(max(map(len, orders), default=0)):
-        for number in largest_first:
-            mine = {agent.agent_id for agent in held[number]}
-            servers = {agent.server for agent in held[number]}
-            open_to = [
-                agent
-                for agent in orders[number]
-                if agent.agent_id not in mine and room.fits(agent.agent_id, sizes[number])
-            ]
-            if open_to:
-                best = min(open_to, key=lambda a: (a.server in servers, -room.left(a.agent_id)))
-                held[number].append(best)
-                room.take(best.agent_id, sizes[number])
+    growing = set(held)
+    while growing:
+        number = min(growing, key=lambda n: (*_turn(len(held[n]), work[n]), -sizes[n], n))
+        mine = {agent.agent_id for agent in held[number]}
+        servers = {agent.server for agent in held[number]}
+        open_to = [
+            agent
+            for agent in orders[number]
+            if agent.agent_id not in mine and room.fits(agent.agent_id, sizes[number])
+        ]
+        if open_to:
+            best = min(open_to, key=lambda a: (a.server in servers, -room.left(a.agent_id)))
+            held[number].append(best)
+            room.take(best.agent_id, sizes[number])
+        else:
+            growing.remove(number)
     return held
+
+
+def _turn(replicas: int, work: float) -> tuple[int, float]:
+    """Returns a sort key of the model that gets the next replica."""
+    # Two replicas survive the loss of an agent; what more there are follow the load.
+    return min(replicas, 2), replicas / work if replicas >= 2 else 0.0
 
 
 def _placed(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from catenary_scheduler.planning.chain_placement import HopPlacement
+from catenary_scheduler.planning.placement import ModelPlacement
 from catenary_services.domain.ids import AgentId, ServerId
 from catenary_services.domain.plan import ChainHop, ModelPlan
 
@@ -40,7 +42,7 @@ def survival_of(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> LossSu
         model: The plan of the model, with its pipelines or chains.
         servers: The server of each agent. Agents that are missing count for no server.
     """
-    agents = sorted(_agents_of(model))
+    agents = sorted(agents_of(model))
     by_server: dict[ServerId, set[AgentId]] = {}
     for agent in agents:
         if agent in servers:
@@ -55,7 +57,7 @@ def survival_of(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> LossSu
     )
 
 
-def is_served_without(model: ModelPlan, lost: set[AgentId]) -> bool:
+def is_served_without(model: ModelPlan | ModelPlacement, lost: set[AgentId]) -> bool:
     """Returns True if a pipeline has a member left in every pool, or a chain all its hops.
 
     Chains with separate roles count only if one that runs prompts and one that generates are left.
@@ -69,11 +71,12 @@ def is_served_without(model: ModelPlan, lost: set[AgentId]) -> bool:
     return "mixed" in roles or {"prefill", "decode"} <= roles
 
 
-def _is_whole(hops: Iterable[ChainHop], lost: set[AgentId]) -> bool:
+def _is_whole(hops: Iterable[ChainHop | HopPlacement], lost: set[AgentId]) -> bool:
     return all(hop.agent not in lost for hop in hops)
 
 
-def _agents_of(model: ModelPlan) -> set[AgentId]:
+def agents_of(model: ModelPlan | ModelPlacement) -> set[AgentId]:
+    """Returns the agents in pipelines and chains of a model."""
     pools = {a for pipeline in model.pipelines for stage in pipeline.stages for a in stage.agents}
     return pools | {hop.agent for chain in model.chains for hop in chain.hops}
 

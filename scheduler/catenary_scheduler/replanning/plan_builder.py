@@ -1,28 +1,24 @@
-"""Makes one plan: pooled if everything needed for it is known and it succeeds, else even."""
+"""Makes one plan: pools for models that are asked for rows, chains for those that generate."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, Placement, replicated
-from catenary_scheduler.planning.live import (
-    Hosted,
-    LiveCluster,
-    LiveModel,
-    PlanningRules,
-    estimated,
-    place,
-    pooling_problem,
-    unknown,
-)
-from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.planning.live import Hosted, PlanningRules
 from catenary_scheduler.replanning.chain_builder import BuiltChains, ChainBuilder, ChainRequest
-from catenary_scheduler.replanning.provenance import CHAINS, EVEN, POOLED, PlanProvenance
-from catenary_scheduler.replanning.solver import SolverResult
+from catenary_scheduler.replanning.pooled_builder import (
+    Corrections,
+    PooledBuilder,
+    PooledBuilt,
+    PooledRequest,
+    Solve,
+)
+from catenary_scheduler.replanning.provenance import CHAINS, EVEN, PlanProvenance
 from catenary_scheduler.scaling import SessionLoad
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent
@@ -35,7 +31,6 @@ Mode = Literal["auto", "pooled", "even"]
 _SHARE_ALONE, _SHARE_BESIDE_CHAINS = 0.9, 0.4
 """Share of an agent's memory that replicas may take: without chains, and with chains beside
 them."""
-Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 Unable = Mapping[ModelKey, frozenset[AgentId]]
 """Agents that could not load a part of a model, by model."""
 
@@ -89,6 +84,12 @@ class BuiltPlan:
     """Reason why a model that generates text has no chains; empty if all have."""
     session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
     """The loads that the chains were composed for."""
+    corrections: Corrections = field(default_factory=dict)
+    """Factors by which measurements corrected the times that the pools were planned with."""
+    objective_rps: float = 0.0
+    """Load that its pools take; 0 if nobody compared it with the plan in force."""
+    present_rps: float = 0.0
+    """Load that the pools of the plan in force take by the same times; 0 if unknown."""
 
 
 class PlanBuilder:
@@ -105,27 +106,43 @@ class PlanBuilder:
     ) -> None:
         self.mode = mode
         self._chains = chains
-        self._rules = rules
-        self._deployments = deployments
-        self._measured = measured
-        self._solve = solve
+        self._pooled = PooledBuilder(
+            rules, deployments, measured, solve, survival_first=mode != "pooled"
+        )
+
+    def corrections(
+        self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]
+    ) -> Corrections:
+        """Returns what measurements make of the times of pooled models now."""
+        return {} if self.mode == "even" or not agents else self._pooled.corrections(models, agents)
 
     def is_immediate(self, request: PlanRequest) -> bool:
         """True if `make_now` makes the wanted plan, and quickly."""
         if request.generating and self._chains and not self._chains.is_quick(request.agents):
             return False
-        return request.chains_only or self.mode == "even" or not request.others.models
+        if request.chains_only or self.mode == "even" or not request.others.models:
+            return True
+        if self._why_split(request):
+            return True
+        return self._pooled.made_now(self._pooled_request(request)) is not None
 
     def make_now(self, request: PlanRequest) -> BuiltPlan:
-        """Returns an even split with chains, made at once.
+        """Returns a plan for which nothing has to be solved, with chains, made at once.
 
         Raises:
             PlanInfeasible: There is no agent, or a model has no blocks.
         """
-        built = self._kept(request) if request.chains_only else self.split(request)
+        built = self._kept(request) if request.chains_only else self._simple(request)
         if self._chains is None or not request.generating:
             return built
         return _joined(built, self._chains.make_now(_chain_request(request), built.placement))
+
+    def _simple(self, request: PlanRequest) -> BuiltPlan:
+        if self.mode != "even" and request.others.models and not self._why_split(request):
+            made = self._pooled.made_now(self._pooled_request(request))
+            if made is not None:
+                return self._of_pools(request, made)
+        return self.split(request, self._why_split(request))
 
     def split(
         self, request: PlanRequest, fallback: str = "", *, has_failed: bool = False
@@ -143,9 +160,9 @@ class PlanBuilder:
         return BuiltPlan(placement, PlanProvenance(EVEN, request.cause, fallback), has_failed)
 
     async def make(self, request: PlanRequest) -> BuiltPlan:
-        """Returns a pooled plan.
+        """Returns the best plan.
 
-        An even split if none can be made, with the reason in its provenance.
+        If none can be made from times, it is made from sizes, with the reason in its provenance.
 
         Models that generate text get their chains in the memory this leaves.
 
@@ -170,8 +187,10 @@ class PlanBuilder:
         return BuiltPlan(Placement(models), provenance)
 
     async def _pooled_or_even(self, request: PlanRequest) -> BuiltPlan:
+        if asked := self._why_split(request):
+            return self.split(request, asked)
         try:
-            built = await self._pooled(request.others)
+            built = await self._pooled.made(self._pooled_request(request))
         except PlanInfeasible as error:
             _log.warning("no_pooled_plan", error=error.message)
             return self.split(request, error.message)
@@ -182,58 +201,46 @@ class PlanBuilder:
             _log.exception("no_pooled_plan")
             reason = f"of an internal error ({type(error).__name__}), see the log"
             return self.split(request, reason, has_failed=True)
-        return built if isinstance(built, BuiltPlan) else self.split(request, built)
+        return self._of_pools(request, built)
 
-    async def _pooled(self, request: PlanRequest) -> BuiltPlan | str:
-        """Returns the pooled plan, or the reason why none is tried."""
-        await self._deployments.refresh_profiles()
-        ready = self._deployments.ready
-        models = tuple(
-            LiveModel(
-                model,
-                ready[model.key].profile if model.key in ready else None,
-                request.shares.get(model.key, 1.0),
-            )
-            for model in request.models
-        )
-        agents = request.able(*request.models)
-        if request.unable and agents is request.agents:
+    def _why_split(self, request: PlanRequest) -> str:
+        """Returns why no pooled plan is tried; empty if one is."""
+        others = request.others
+        if cut := [str(m.key) for m in others.models if m.partitions is not None]:
+            return f"{', '.join(cut)} was deployed with a number of partitions"
+        if request.unable and others.able(*others.models) is request.agents:
             return "no agent can load every model"
-        unable = sorted({each.agent_id for each in request.agents if each not in agents})
-        cluster = LiveCluster(agents, models, self._measured.everything())
-        lacking = [
-            *self._deployments.profile_problems.values(),
-            *unknown(cluster.profiled, cluster.groups),
-        ]
-        if lacking and self.mode == "auto":
-            return "; ".join(lacking)
-        solution = await self._solve(pooling_problem(cluster, self._rules))
-        placement, idle = place(
-            (solution.problem, solution.plan), request.models, cluster.groups, request.hosted
-        )
-        remarks = [*lacking, *estimated(cluster.profiled, cluster.groups)]
-        if unable:
-            remarks.append(f"{', '.join(unable)} cannot load every model and is left out")
-        if idle:
-            remarks.append(f"no pool can use {', '.join(idle)}")
-        by_name = {str(model.key): model.key for model in request.models}
-        provenance = PlanProvenance(
-            POOLED,
+        return ""
+
+    def _pooled_request(self, request: PlanRequest) -> PooledRequest:
+        others = request.others
+        share = _SHARE_BESIDE_CHAINS if request.generating else _SHARE_ALONE
+        return PooledRequest(
             request.cause,
-            lines=solution.lines,
-            remarks=tuple(f"Note: {remark}." for remark in remarks),
-            shares=dict(request.shares),
-            throughput_rps={
-                by_name[model.name]: model.throughput_rps for model in solution.plan.models
-            },
-            latency_ns={
-                by_name[model.name]: max(line.latency_us for line in model.pipelines) * 1e3
-                for model in solution.plan.models
-                if model.pipelines
-            },
-            binding=solution.plan.binding,
+            others.models,
+            others.able(*others.models),
+            request.able,
+            request.shares,
+            request.hosted,
+            share,
+            request.present,
         )
-        return BuiltPlan(placement, provenance)
+
+    @staticmethod
+    def _of_pools(request: PlanRequest, built: PooledBuilt) -> BuiltPlan:
+        others = request.others
+        able = {agent.agent_id for agent in others.able(*others.models)}
+        provenance = built.provenance
+        if unable := sorted(a.agent_id for a in request.agents if a.agent_id not in able):
+            remark = f"Note: {', '.join(unable)} cannot load every model and is left out."
+            provenance = replace(provenance, remarks=(*provenance.remarks, remark))
+        return BuiltPlan(
+            built.placement,
+            provenance,
+            corrections=built.corrections,
+            objective_rps=built.objective_rps,
+            present_rps=built.present_rps,
+        )
 
 
 def _chain_request(request: PlanRequest) -> ChainRequest:

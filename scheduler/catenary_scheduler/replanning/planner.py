@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
@@ -15,6 +16,7 @@ from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, needs_any, without
 from catenary_scheduler.replanning.agent_stability import AgentStability, eligible, is_settled
+from catenary_scheduler.replanning.changed_times import ChangedTimes
 from catenary_scheduler.replanning.plan_builder import BuiltPlan, PlanBuilder, PlanRequest, Unable
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand, objective_at
@@ -75,6 +77,7 @@ class Planner:
         self._retry_at_s: float | None = None
         self._retry_s = _FIRST_RETRY_S
         self._before: PlanProvenance | None = None
+        self._times = ChangedTimes(replanning.policy)
         self.changed: Callable[[], None] = lambda: None
         """Called when a plan was made beside the event loop."""
         self.provenance: PlanProvenance | None = None
@@ -195,11 +198,20 @@ class Planner:
             self._plan(self._asked, registry, now_s)
         elif self._retry_at_s is not None and now_s >= self._retry_at_s:
             self._plan(f"another try is due: {self.problem}", registry, now_s)
-        elif not self.is_thinking and (cause := self.load.decide(_ns(now_s))):
+        elif not self.is_thinking and (
+            cause := self.load.decide(_ns(now_s)) or self._changed_times(registry, _ns(now_s))
+        ):
             self._plan(cause, registry, now_s, if_better=True)
         elif not self.is_thinking and (cause := self._demand.decide(_ns(now_s))):
             self._plan(cause, registry, now_s, chains_only=True)
         return self._kept(registry)
+
+    def _changed_times(self, registry: AgentRegistry, now: Nanoseconds) -> str:
+        """Returns in words whose measured times ask for a plan; empty if nobody's do."""
+        if self._placement is None or not self._times.is_time(now):
+            return ""
+        agents = tuple(registry[a].agent for a in sorted(self._agents) if a in registry)
+        return self._times.decide(self._maker.corrections(self._models, agents), now)
 
     def _plan(
         self,
@@ -272,12 +284,12 @@ class Planner:
             return
         self.problem = built.problem
         self.load.planned(built.provenance.shares, now)
-        if (
-            if_better
-            and self.provenance is not None
-            and not _is_worth_it(self.provenance, built.provenance)
-        ):
+        if built.provenance.planner == POOLED:
+            self._times.planned(built.corrections, now)
+        if if_better and self.provenance is not None and not _is_worth_it(self.provenance, built):
             _log.info("plan_kept", cause=built.provenance.cause)
+            if built.placement == self._placement:  # what is told of it may be better known now
+                self.provenance = replace(built.provenance, cause=self.provenance.cause)
             return
         _log.info(
             "plan_made",
@@ -360,8 +372,11 @@ class Planner:
         return ""
 
 
-def _is_worth_it(present: PlanProvenance, new: PlanProvenance) -> bool:
+def _is_worth_it(present: PlanProvenance, built: BuiltPlan) -> bool:
     """True if a new plan takes notably more of the present load than the one in force."""
+    new = built.provenance
+    if built.present_rps > 0:  # both by the times that are known now
+        return built.objective_rps >= built.present_rps * (1 + _LEAST_GAIN)
     if present.planner != POOLED or new.planner != POOLED:
         return present.planner != new.planner
     now = objective_at(present.throughput_rps, new.shares)

@@ -48,11 +48,12 @@ class LoadReplanning:
     Feed `rates` with what arrives, and tell it what was `planned`; ask `decide` from time to time.
 
     Attributes:
+        policy: The thresholds.
         rates: The recent rates of arrivals.
     """
 
     def __init__(self, policy: ReplanPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self.rates = ArrivalRates(policy.time_constant_ns)
         self._planned: dict[ModelKey, float] = {}
         self._planned_ns: Nanoseconds | None = None
@@ -80,7 +81,7 @@ class LoadReplanning:
         if not wanted:
             return {}
         seen = {model: self.rates.observed_rows(model, now) for model in wanted}
-        if sum(seen.values()) >= self._policy.least_rows:
+        if sum(seen.values()) >= self.policy.least_rows:
             return self._with_floor(seen)
         known = [self._planned[model] for model in wanted if model in self._planned]
         usual = sum(known) / len(known) if known else 1.0
@@ -88,7 +89,7 @@ class LoadReplanning:
 
     def decide(self, now: Nanoseconds) -> str:
         """Returns in words why a new plan is due now; empty if none is due."""
-        policy = self._policy
+        policy = self.policy
         if self._planned_ns is None:
             return ""
         if policy.every_ns and now - self._planned_ns >= policy.every_ns:
@@ -108,7 +109,7 @@ class LoadReplanning:
 
     def _with_floor(self, amounts: Mapping[ModelKey, float]) -> dict[ModelKey, float]:
         total = sum(amounts.values())
-        floor = min(self._policy.least_share, 1.0 / len(amounts))
+        floor = min(self.policy.least_share, 1.0 / len(amounts))
         raised = {
             model: max(floor, amount / total if total > 0 else floor)
             for model, amount in amounts.items()

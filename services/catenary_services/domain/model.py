@@ -43,6 +43,29 @@ class Boundary:
         return self.row_bytes - self.row_bytes * float32 // (2 * total) if total else 0
 
 
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """The cost of one kernel launch for one row of the batch.
+
+    A kernel is an operation with the element-wise operations that runtimes fuse behind it.
+    """
+
+    flops: Amount
+    elements: Amount
+    """Number of values read and written, without the weights."""
+    weight_elements: Amount
+    """Number of weights, which are read once, whatever the batch."""
+    dense: bool
+    """True for convolutions over many channels and matrix products, which tensor cores compute."""
+
+
+BlockCosts = tuple[tuple[KernelCost, ...], ...]
+"""The kernels of each block."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockTable:
     """A model cut into blocks; `catenary_agent.partitioning` makes it once, beside the model."""
@@ -55,6 +78,9 @@ class BlockTable:
     """`blocks + 1` entries."""
     compute_ns: tuple[Count, ...]
     """Measured single-row time of each block on the device that made the table."""
+    kernels: BlockCosts = ()
+    """The kernels of each block, from which times on other devices are estimated; empty if nobody
+    counted them, as in tables of earlier releases."""
 
     @property
     def blocks(self) -> int:

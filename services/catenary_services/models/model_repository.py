@@ -406,6 +406,8 @@ class ModelRepository:
 def document_of_table(table: BlockTable) -> dict[str, Any]:
     """Returns the JSON form of a table."""
     document = {"version": BLOCKS_VERSION, **document_of(table)}
+    if not table.kernels:
+        del document["kernels"]
     document["boundaries"] = [
         {"row_bytes": each["row_bytes"], "tensors": each["tensors"]}
         for each in document["boundaries"]
@@ -428,6 +430,8 @@ def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
                 raise InvalidInput(named, f"{tensor.datatype!r} is not a fixed-size datatype")
     if table.blocks < 1 or len(table.compute_ns) != table.blocks:
         raise InvalidInput(f"{where}.compute_ns", "does not have one entry per block")
+    if len(table.kernels) not in (0, table.blocks):
+        raise InvalidInput(f"{where}.kernels", "does not have one list per block")
     return table
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_agent.profiling.costs import KernelCost, Operation, kernels_of
+from catenary_agent.preparing.costs import Operation, kernels_of
 from catenary_agent.profiling.profiler import count_costs
 from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import KernelCost
 from catenary_services.models.model_repository import ModelRepository
 
 CHANNELS, SIZE = 24, 16

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from catenary_agent.devices.catalogue import (
+from catenary_agent.profiling.profiler import ProfileOrder, profile_model
+from catenary_services.devices.catalogue import (
     CATALOGUE,
     PRECISIONS,
     device_class,
     find_device_class,
 )
-from catenary_agent.profiling.costs import KernelCost
-from catenary_agent.profiling.profiler import ProfileOrder, profile_model
-from catenary_agent.profiling.roofline import (
+from catenary_services.devices.roofline import (
     LAUNCH_NS,
     MEMORY_EFFICIENCY,
     OTHER_EFFICIENCY,
     estimate,
 )
 from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import KernelCost
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 from reference_data import reference
@@ -182,7 +182,7 @@ def convnext_large():  # type: ignore[no-untyped-def]
 
 def estimated_us(make: Callable[[], object]) -> dict[tuple[str, int], float]:
     torch = pytest.importorskip("torch", reason="PyTorch builds the networks")
-    from catenary_agent.profiling.torch_costs import count_calls
+    from catenary_agent.preparing.torch_costs import count_calls
 
     with torch.device("meta"):  # shapes are enough: no weights, nothing is computed
         module, shape = make()  # type: ignore[misc]

@@ -106,7 +106,7 @@ def test_an_emulated_device_takes_the_profiles_time(tmp_path: Path) -> None:
     key = PartitionKey(ModelKey("net", "1"), 0, 2)
     device = Device.parse("emulated:slow", profile=files["slow", 1])
     ends = PartitionSignature.of(repository, key, True)
-    part = EmulatedPart(ends, repository.block_table(key.model).compute_ns, device)
+    part = EmulatedPart(ends, repository.block_table(key.model), device)
     assert [part.compute_ns(rows) for rows in (1, 2)] == [9_000_000, 12_300_000]
 
 

@@ -235,7 +235,7 @@ async def test_the_pooled_planner_serves_and_plans_anew_without_a_killed_agent(
         async with under_load(running) as (client, load):
             shown = await client.plan()
             assert shown.planner == "pooled", shown.explanation
-            assert "requests/s" in shown.explanation
+            assert "rows/s" in shown.explanation
             assert "times of efficientnet-lite0:1 on cpu are estimates" in shown.explanation
             running.kill("agent-1")
             deadline = time.monotonic() + 60

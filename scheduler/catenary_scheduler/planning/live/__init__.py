@@ -1,6 +1,7 @@
 """Planners on a live cluster: from its agents to a problem, and from a plan to its agents.
 
 groups        agents that are alike, which the planner calls a class of GPUs
+estimates     times of every class before anybody measured it, from data sheets
 profiles      block times of every model on every group, corrected by agents' measurements
 problem       all of it as a `PoolingProblem`, or `PlanInfeasible` naming what is unknown
 place         a `PooledPlan` on the agents, with as few moves as possible
@@ -23,6 +24,7 @@ from catenary_scheduler.planning.live.chains import (
     solve_roles,
     taken_by,
 )
+from catenary_scheduler.planning.live.estimates import completed
 from catenary_scheduler.planning.live.generation import (
     ChainCosts,
     GenerationCost,
@@ -38,7 +40,7 @@ from catenary_scheduler.planning.live.problem import (
     pooling_problem,
     with_batch_building,
 )
-from catenary_scheduler.planning.live.profiles import MeasuredTimes, estimated, unknown
+from catenary_scheduler.planning.live.profiles import MeasuredTimes, corrections, origins
 from catenary_scheduler.planning.live.roles import joined_roles
 
 __all__ = [
@@ -57,16 +59,17 @@ __all__ = [
     "PlanningRules",
     "SessionShape",
     "chain_jobs",
+    "completed",
+    "corrections",
     "device_groups",
-    "estimated",
     "explain_chains",
     "joined_roles",
+    "origins",
     "place",
     "placed",
     "pooling_problem",
     "solve_job",
     "solve_roles",
     "taken_by",
-    "unknown",
     "with_batch_building",
 ]

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from catenary_scheduler.planning.even_split import DeployedModel
+from catenary_scheduler.planning.live.estimates import completed
 from catenary_scheduler.planning.live.groups import DeviceGroup, device_groups
 from catenary_scheduler.planning.live.profiles import MeasuredTimes, block_times
 from catenary_scheduler.planning.pooled.problem import (
     BlockTimes,
     Device,
+    GpuClass,
     PooledModel,
     PooledPlan,
     PoolingProblem,
 )
+from catenary_scheduler.planning.replicas import with_working
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.profile import ModelProfile
@@ -29,7 +32,7 @@ rate (PPipe)."""
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A deployed model, its profile if there is one, and its share of the load."""
+    """A deployed model, its profile if somebody made one, and its share of the load."""
 
     deployed: DeployedModel
     profile: ModelProfile | None
@@ -43,6 +46,8 @@ class LiveCluster:
     agents: tuple[Agent, ...]
     models: tuple[LiveModel, ...]
     measured: MeasuredTimes
+    memory_share: float = 1.0
+    """Share of each agent's memory that these models may take."""
 
     @property
     def groups(self) -> tuple[DeviceGroup, ...]:
@@ -50,9 +55,13 @@ class LiveCluster:
         return device_groups(self.agents)
 
     @property
-    def profiled(self) -> list[tuple[DeployedModel, ModelProfile | None]]:
-        """Each deployed model with its profile; None for a model without one."""
-        return [(model.deployed, model.profile) for model in self.models]
+    def profiled(self) -> list[tuple[DeployedModel, ModelProfile]]:
+        """Each deployed model with its profile, completed by estimates."""
+        groups = self.groups
+        return [
+            (model.deployed, completed(model.deployed, model.profile, groups))
+            for model in self.models
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +76,8 @@ class PlanningRules:
 def pooling_problem(cluster: LiveCluster, rules: PlanningRules) -> PoolingProblem:
     """Returns the planning task.
 
-    Classes for which a model has no times are not used for that model.
-
     Raises:
-        PlanInfeasible: There is no agent or no model, or a model has no profile or no times for any
-            class.
+        PlanInfeasible: There is no agent or no model.
     """
     groups = cluster.groups
     if not groups:
@@ -80,8 +86,11 @@ def pooling_problem(cluster: LiveCluster, rules: PlanningRules) -> PoolingProble
         raise PlanInfeasible("no model is deployed")
     crowd = Counter(str(agent.server) for agent in cluster.agents)
     return PoolingProblem(
-        classes=tuple(group.as_class(crowd) for group in groups),
-        models=tuple(_model(model, groups, cluster.measured, rules) for model in cluster.models),
+        classes=tuple(_class(group, crowd, cluster.memory_share) for group in groups),
+        models=tuple(
+            _model(model, profile, groups, cluster.measured, rules)
+            for model, (_, profile) in zip(cluster.models, cluster.profiled, strict=True)
+        ),
         max_partitions=rules.max_partitions,
     )
 
@@ -103,20 +112,28 @@ def with_batch_building(problem: PoolingProblem, plan: PooledPlan) -> PoolingPro
     )
 
 
+def _class(group: DeviceGroup, crowd: Counter[str], share: float) -> GpuClass:
+    gpu = group.as_class(crowd)
+    return (
+        gpu
+        if gpu.memory_bytes is None
+        else replace(gpu, memory_bytes=int(gpu.memory_bytes * share))
+    )
+
+
 def _model(
-    model: LiveModel, groups: Sequence[DeviceGroup], measured: MeasuredTimes, rules: PlanningRules
+    model: LiveModel,
+    profile: ModelProfile,
+    groups: Sequence[DeviceGroup],
+    measured: MeasuredTimes,
+    rules: PlanningRules,
 ) -> PooledModel:
-    deployed, profile = model.deployed, model.profile
-    if profile is None:
-        raise PlanInfeasible(f"{deployed.key} has no profile")
+    deployed = model.deployed
     latency: dict[Device, BlockTimes] = {}
     for group in groups:
         device = profile.device(group.device_class, group.level)
         if device is not None:
             latency[group.name, 1] = block_times(deployed, device, group, measured)
-    if not latency:
-        names = ", ".join(group.name for group in groups)
-        raise PlanInfeasible(f"the profile of {deployed.key} knows none of {names}")
     slo_us = deployed.slo_ns / _NS_PER_US
     return PooledModel(
         name=str(deployed.key),
@@ -126,7 +143,7 @@ def _model(
         slo_us=slo_us,
         margin_us=rules.margin * slo_us,
         weight=model.share,
-        block_weight_bytes=profile.block_weight_bytes,
+        block_weight_bytes=tuple(int(with_working(size)) for size in profile.block_weight_bytes),
     )
 
 

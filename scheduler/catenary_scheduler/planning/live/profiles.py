@@ -7,14 +7,14 @@ ratios applies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from catenary_scheduler.planning.even_split import DeployedModel
 from catenary_scheduler.planning.live.groups import DeviceGroup
 from catenary_scheduler.planning.pooled.problem import BlockTimes
-from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
+from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, PartitionKey
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 
 MeasuredTimes = Mapping[tuple[AgentId, PartitionKey], Sequence[Nanoseconds]]
@@ -24,33 +24,62 @@ _NS_PER_US = 1_000.0
 _LEAST_US = 1.0
 
 
-def unknown(
-    models: Iterable[tuple[DeployedModel, ModelProfile | None]], groups: Iterable[DeviceGroup]
+def origins(
+    models: Iterable[tuple[DeployedModel, ModelProfile]],
+    groups: Iterable[DeviceGroup],
+    measured: MeasuredTimes,
+    served: Container[tuple[AgentId, PartitionKey]],
 ) -> list[str]:
-    """Returns in words the times that a pooled plan of all agents needs and nobody knows."""
-    lacking = []
+    """Returns a statement about every model and group: where its times come from.
+
+    Args:
+        models: The models with their completed profiles.
+        groups: The groups of agents.
+        measured: The times that agents measured.
+        served: The places whose times were corrected by batches that were served.
+    """
     classes = list(groups)
-    for model, profile in models:
-        if profile is None:
-            lacking.append(f"{model.key} has no profile")
-            continue
-        missing = [g.name for g in classes if profile.device(g.device_class, g.level) is None]
-        if missing:
-            lacking.append(f"the profile of {model.key} does not know {', '.join(missing)}")
-    return lacking
+    return [
+        _origin(model, device, group, measured, served)
+        for model, profile in models
+        for group in classes
+        if (device := profile.device(group.device_class, group.level)) is not None
+    ]
 
 
-def estimated(
-    models: Iterable[tuple[DeployedModel, ModelProfile | None]], groups: Iterable[DeviceGroup]
-) -> list[str]:
-    """Returns in words the times of a plan that were estimates."""
+def _origin(
+    model: DeployedModel,
+    device: DeviceProfile,
+    group: DeviceGroup,
+    measured: MeasuredTimes,
+    served: Container[tuple[AgentId, PartitionKey]],
+) -> str:
+    kind = "estimates" if device.estimated else "those of its profile"
+    said = f"times of {model.key} on {group.name} are {kind}: {device.source}"
+    members = {agent.agent_id for agent in group.agents}
+    places = [p for p in measured if p[0] in members and p[1].model == model.key]
+    if not places:
+        return said
+    when = "while serving" if any(place in served for place in places) else "at load"
+    agents = len({agent for agent, _ in places})
+    return f"{said}; corrected by what {agents} of its agents measured {when}"
+
+
+def corrections(
+    models: Iterable[tuple[DeployedModel, ModelProfile]],
+    groups: Iterable[DeviceGroup],
+    measured: MeasuredTimes,
+) -> dict[tuple[ModelKey, str], float]:
+    """Returns the mean factor by which measurements correct the times of each model and group."""
     classes = list(groups)
-    found = []
+    found: dict[tuple[ModelKey, str], float] = {}
     for model, profile in models:
         for group in classes:
-            device = profile and profile.device(group.device_class, group.level)
-            if device and device.estimated:
-                found.append(f"times of {model.key} on {group.name} are estimates: {device.source}")
+            device = profile.device(group.device_class, group.level)
+            if device is not None:
+                times = _profiled_times(model, device)
+                factor = _correction(model, device, group, measured, times)
+                found[model.key, group.name] = float(factor.mean())
     return found
 
 
@@ -58,14 +87,19 @@ def block_times(
     model: DeployedModel, device: DeviceProfile, group: DeviceGroup, measured: MeasuredTimes
 ) -> BlockTimes:
     """Returns block times in us, shape (blocks, batch sizes), up to the largest batch."""
+    times = _profiled_times(model, device)
+    times *= _correction(model, device, group, measured, times)
+    return np.maximum(times / _NS_PER_US, _LEAST_US)
+
+
+def _profiled_times(model: DeployedModel, device: DeviceProfile) -> BlockTimes:
+    """Returns the times of a profile in ns, at least 1."""
     blocks = model.table.blocks
     times = np.array(
         [device.compute_ns(block, block + 1) for block in range(blocks)], dtype=np.float64
     )
     largest = model.max_batch if model.table.batched else 1
-    times = times[:, :largest]
-    times *= _correction(model, device, group, measured, times)
-    return np.maximum(times / _NS_PER_US, _LEAST_US)
+    return np.maximum(times[:, :largest], 1.0)
 
 
 def _correction(
@@ -83,7 +117,7 @@ def _correction(
             continue
         blocks = slice(key.first_block, key.last_block)
         ratio = _ratio(taken, times[blocks].sum(axis=0))
-        if group.level > 1:
+        if group.level > 1 and not device.estimated:
             # Agents measure on loading, when the other virtual GPUs may be idle; profiles are
             # measured with all of them busy.
             ratio = np.maximum(ratio, 1.0)

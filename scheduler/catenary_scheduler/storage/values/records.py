@@ -17,6 +17,7 @@ from catenary_scheduler.storage.values.stored import (
     StoredBatch,
     StoredBatchHop,
     StoredBatchSlice,
+    StoredComputeTimes,
     StoredCost,
     StoredMeasurements,
 )
@@ -120,10 +121,10 @@ def shifted(reservations: Iterable[Reservation], shift_ns: Nanoseconds) -> list[
 
 
 def measurements_of(
-    records: Mapping[Place | Link, list[int] | int | StoredCost],
+    records: Mapping[Place | Link, StoredComputeTimes | int | StoredCost],
 ) -> StoredMeasurements:
     """Sorts the records of the table of measurements into times, costs and links."""
-    times: dict[Place, list[int]] = {}
+    times: dict[Place, StoredComputeTimes] = {}
     costs: dict[Place, StoredCost] = {}
     links: dict[Link, int] = {}
     for name, value in records.items():

@@ -180,6 +180,16 @@ class StoredCost:
 
 StoredTimes = Annotated[list[Span], Meta(min_length=1, max_length=1024)]
 """Compute nanoseconds at batch 1, 2, .."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredComputeTimes:
+    """Compute times when measured at load, and the present ones if they differ."""
+
+    at_load: list[int]
+    by_now: list[int] | None = None
+
+
 StoredRate = Annotated[list[Annotated[int, Meta(ge=1, lt=1 << 50)]], Meta(min_length=1)]
 """Bytes per second, the only number of its line."""
 Identifier = Annotated[int, Meta(ge=0)]
@@ -306,6 +316,6 @@ Hops = tuple[ChainHop, ...]
 class StoredMeasurements:
     """The table of measurements, sorted by kind."""
 
-    times: Mapping[Place, list[int]] = field(default_factory=dict)
+    times: Mapping[Place, StoredComputeTimes] = field(default_factory=dict)
     costs: Mapping[Place, StoredCost] = field(default_factory=dict)
     links: Mapping[Link, int] = field(default_factory=dict)

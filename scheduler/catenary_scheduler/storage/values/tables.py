@@ -38,6 +38,7 @@ from catenary_scheduler.storage.values.stored import (
     StoredAgent,
     StoredBatch,
     StoredClock,
+    StoredComputeTimes,
     StoredCost,
     StoredGeneration,
     StoredOwner,
@@ -249,9 +250,10 @@ def cost_text(cost: StoredCost) -> str:
     return text if cost.by_now is None else text + _BY_NOW + encode_line(cost.by_now)
 
 
-def times_text(times: tuple[int, ...]) -> str:
+def times_text(times: StoredComputeTimes) -> str:
     """Returns compute times at batch 1, 2, .. in the form of the table of measurements."""
-    return " ".join(map(str, times))
+    text = " ".join(map(str, times.at_load))
+    return text if times.by_now is None else text + _BY_NOW + " ".join(map(str, times.by_now))
 
 
 def place_name(agent: AgentId, partition: PartitionKey) -> str:
@@ -264,14 +266,16 @@ def link_name(source: AgentId, target: AgentId) -> str:
     return f"{_LINK}|{source}|{target}"
 
 
-def _measurement(name: Place | Link, text: str) -> list[int] | int | StoredCost:
+def _measurement(name: Place | Link, text: str) -> StoredComputeTimes | int | StoredCost:
     if isinstance(name[1], str):
         return int(decode_line(text, StoredRate)[0])
     if text.startswith(_GENERATION):
         at_load, _, by_now = text.removeprefix(_GENERATION).partition(_BY_NOW)
         told = decode_line(by_now, StoredGeneration) if by_now else None
         return StoredCost(decode_line(at_load, StoredGeneration), told)
-    return list(decode_line(text, StoredTimes))
+    first, _, later = text.partition(_BY_NOW)
+    changed = list(decode_line(later, StoredTimes)) if later else None
+    return StoredComputeTimes(list(decode_line(first, StoredTimes)), changed)
 
 
 def peer_text(peer: common_pb2.Peer) -> str:

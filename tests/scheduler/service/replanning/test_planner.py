@@ -30,7 +30,7 @@ from catenary_scheduler.replanning.solver import SolverResult
 from catenary_scheduler.scaling import LoadReplanning, ReplanPolicy
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire.streams import PeerStream
-from catenary_services.domain.ids import AgentId, ModelKey, ServerId
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 from catenary_services.errors import InternalError, PlanInfeasible
@@ -40,22 +40,22 @@ from scheduler_harness import MS, TOY, add_model, until
 OTHER = ModelKey("other", "1")
 SETTLED_S = 100.0
 """Long after every agent came."""
+BLOCK_BYTES = 160_000_000
+"""Of which an agent has room for one model."""
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 
 
-def whole_on(throughput_rps: float = 100.0) -> Solve:
-    """Returns a solver that gives every model one agent."""
+def whole_on(toy: int = 1) -> Solve:
+    """Returns a solver that gives the toy model some agents and every other model one."""
 
     async def solve(problem: PoolingProblem) -> SolverResult:
-        models = tuple(
-            PooledModelPlan(
-                model.name,
-                throughput_rps,
-                (PooledPipeline(1, throughput_rps, 1e3, (PooledPartition("l4", 1, 0, 4, 1, 1),)),),
-            )
-            for model in problem.models
-        )
-        plan = PooledPlan(throughput_rps, throughput_rps, True, "test", 0.0, models)
+        models = []
+        for model in problem.models:
+            agents = toy if model.name == str(TOY) else 1
+            part = PooledPartition("l4", 1, 0, 4, agents, agents)
+            pipeline = PooledPipeline(1, 250.0 * agents, 4e3, (part,))
+            models.append(PooledModelPlan(model.name, 250.0 * agents, (pipeline,)))
+        plan = PooledPlan(250.0, 250.0, True, "test", 0.0, tuple(models))
         return SolverResult(problem, plan, ("It is a test.",))
 
     return solve
@@ -67,7 +67,7 @@ async def deployed(tmp_path: Path) -> Deployments:
         add_model(tmp_path / "models", key)
         rows = ((MS,),) * 4
         device = DeviceProfile("l4", 1, False, "a test", (1,), rows, rows)
-        profile = ModelProfile(key, "0" * 64, 4, (0, 64, 64, 64, 0), (1,) * 4, (device,))
+        profile = ModelProfile(key, "0" * 64, 4, (0, 64, 64, 64, 0), (BLOCK_BYTES,) * 4, (device,))
         repository.write_profile(key, profile)
     deployments = Deployments(repository)
     await deployments.want(["toy", "other"])
@@ -98,7 +98,8 @@ class Bench:
             self.asked += 1
             return await self.solve(problem)
 
-        maker = PlanBuilder("auto", PlanningRules(), deployments, MeasuredProfiles(), counted)
+        self.measured = MeasuredProfiles()
+        maker = PlanBuilder("pooled", PlanningRules(), deployments, self.measured, counted)
         policy = ReplanPolicy(lasting_ns=0, interval_ns=0, least_rows=10.0)
         self.planner = Planner(maker, AgentStability(), LoadReplanning(policy), 0.0)
         self.models = [each.for_planning() for each in deployments.ready.values()]
@@ -147,32 +148,51 @@ async def test_a_newer_question_makes_the_older_answer_worthless(tmp_path: Path)
     assert (bench.planner.provenance.planner, bench.asked) == ("pooled", 2)
 
 
-async def test_a_plan_that_is_hardly_better_is_not_worth_a_switch(tmp_path: Path) -> None:
-    bench = Bench(await deployed(tmp_path), whole_on(100.0))
+async def test_a_plan_that_is_no_better_is_not_worth_a_switch(tmp_path: Path) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on())
     first = await bench.settle()
     now_s = time.monotonic() + SETTLED_S
     bench.planner.load.rates.arrived(TOY, 1000, int(now_s * 1e9))
-    bench.solve = whole_on(104.0)
     bench.follow(now_s)
     await until(lambda: bench.asked == 2, "it thinks again")
     await until(lambda: not bench.planner.is_thinking, "it has thought")
     assert bench.follow(now_s) == first
     assert bench.planner.provenance is not None
-    assert bench.planner.provenance.throughput_rps[TOY] == 100.0
+    assert bench.planner.provenance.cause == "a, b came and toy:1, other:1 was deployed"
     assert bench.asked == 2  # and the load is no reason any more
 
 
 async def test_a_notably_better_plan_is(tmp_path: Path) -> None:
-    bench = Bench(await deployed(tmp_path), whole_on(100.0))
+    bench = Bench(await deployed(tmp_path), whole_on())
+    bench.registry = registry("a", "b", "c", "d")
     await bench.settle()
     now_s = now_ns() / 1e9 + SETTLED_S
     bench.planner.load.rates.arrived(TOY, 1000, int(now_s * 1e9))
-    bench.solve = whole_on(106.0)
+    bench.solve = whole_on(toy=3)
     bench.follow(now_s)
     await until(lambda: not bench.planner.is_thinking, "it has thought")
     assert bench.planner.provenance is not None
     assert "of the load moved" in bench.planner.provenance.cause
-    assert bench.planner.provenance.throughput_rps[TOY] == 106.0
+    # One row takes an agent 4 ms.
+    assert bench.planner.provenance.throughput_rps[TOY] == pytest.approx(750.0)
+
+
+async def test_measured_times_that_differ_from_those_of_the_plan_cause_another(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(await deployed(tmp_path), whole_on())
+    await bench.settle()
+    agent = AgentId("a")
+    now_s = now_ns() / 1e9 + SETTLED_S
+    bench.measured.put(agent, PartitionKey(TOY, 0, 4), [4 * MS])
+    bench.follow(now_s)
+    assert not bench.planner.is_thinking  # as it was planned for
+    bench.measured.put(agent, PartitionKey(TOY, 0, 4), [12 * MS])
+    bench.follow(now_s + 2)
+    assert bench.planner.is_thinking
+    await until(lambda: not bench.planner.is_thinking, "it has thought")
+    bench.follow(now_s + 4)
+    assert bench.asked == 2  # the new times are known now
 
 
 @pytest.mark.parametrize(

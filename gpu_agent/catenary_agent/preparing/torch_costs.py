@@ -19,7 +19,8 @@ from torch.utils.flop_counter import flop_registry
 
 from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.torch_graph import extract_part, load_torch
-from catenary_agent.profiling.costs import BlockCosts, KernelCost, Operation, kernels_of
+from catenary_agent.preparing.costs import Operation, kernels_of
+from catenary_services.domain.model import BlockCosts, KernelCost
 
 _FEW_CHANNELS = 16
 """Convolutions with fewer input channels per group do not fill tensor cores."""

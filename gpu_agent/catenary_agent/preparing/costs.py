@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from catenary_services.domain.model import KernelCost
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -28,21 +30,6 @@ class Operation:
     """True if it can be fused behind the operation that made one of its inputs."""
     free: bool = False
     """True if it only renames or reshapes its first input."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCost:
-    """The cost of one kernel launch for one row of the batch."""
-
-    flops: float
-    elements: float
-    """Number of values read and written, without the weights."""
-    weight_elements: float
-    dense: bool
-
-
-BlockCosts = tuple[tuple[KernelCost, ...], ...]
-"""The kernels of each block."""
 
 
 def kernels_of(

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from catenary_agent.devices.catalogue import ELEMENT_BYTES, DeviceClass
-from catenary_agent.profiling.costs import BlockCosts, KernelCost
+from catenary_services.devices.catalogue import ELEMENT_BYTES, DeviceClass
+from catenary_services.domain.model import BlockCosts, KernelCost
 from catenary_services.domain.profile import DeviceProfile
 
 MEMORY_EFFICIENCY = 0.7

@@ -1,0 +1,304 @@
+"""Makes the plan of the models that are not decoders from the times of every class of agents.
+
+Whole models on every agent are the best there is where all agents are of one class: nothing is cut,
+nothing has to be solved, and any agent may be lost. Otherwise the pooled planner looks for a plan
+that serves more, and `comparing.choice` decides between the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from catenary_scheduler.agents.deployments import Deployments
+from catenary_scheduler.observed.profiles import MeasuredProfiles
+from catenary_scheduler.planning import DeployedModel, Placement, replicated
+from catenary_scheduler.planning.live import (
+    Hosted,
+    LiveCluster,
+    LiveModel,
+    PlanningRules,
+    corrections,
+    origins,
+    place,
+    pooling_problem,
+)
+from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
+from catenary_scheduler.replanning.solver import SolverResult
+from catenary_services.domain.ids import AgentId, ModelKey
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import PlanInfeasible
+
+if TYPE_CHECKING:
+    from catenary_scheduler.planning.comparing import Candidate, PlacementThroughput
+
+Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
+Corrections = Mapping[tuple[ModelKey, str], float]
+"""Factors by which measurements correct the times of each model and group of agents."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRequest:
+    """Inputs of a plan of models that are not decoders."""
+
+    cause: str
+    models: tuple[DeployedModel, ...]
+    agents: tuple[Agent, ...]
+    able: Callable[[DeployedModel], tuple[Agent, ...]]
+    """Returns the agents that can load a model."""
+    shares: Mapping[ModelKey, float]
+    hosted: Hosted
+    memory_share: float
+    """Share of each agent's memory that these models may take."""
+    present: Placement = field(default_factory=lambda: Placement(()))
+
+
+@dataclass(frozen=True, slots=True)
+class PooledBuilt:
+    """A plan, and the one in force by the same times."""
+
+    placement: Placement
+    provenance: PlanProvenance
+    corrections: Corrections
+    objective_rps: float
+    """Load that the plan takes, in requests per second."""
+    present_rps: float
+    """Load that the present placement takes by the same times; 0 if it does not serve every
+    model."""
+
+
+class PooledBuilder:
+    """Makes plans from profiles, estimates and measurements.
+
+    Args:
+        rules: Rules that pooled plans keep.
+        deployments: The models and their profiles.
+        measured: Times that agents measured.
+        solve: Solves a planning task beside the event loop.
+        survival_first: True if a plan that survives the loss of an agent is preferred to one that
+            serves more.
+    """
+
+    def __init__(
+        self,
+        rules: PlanningRules,
+        deployments: Deployments,
+        measured: MeasuredProfiles,
+        solve: Solve,
+        *,
+        survival_first: bool,
+    ) -> None:
+        self._rules = rules
+        self._deployments = deployments
+        self._measured = measured
+        self._solve = solve
+        self._survival_first = survival_first
+
+    def corrections(
+        self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]
+    ) -> Corrections:
+        """Returns what measurements make of the times of each model and group now."""
+        pooled = tuple(model for model in models if model.decoder is None)
+        cluster = self._cluster(pooled, agents, {}, 1.0)
+        return corrections(cluster.profiled, cluster.groups, cluster.measured)
+
+    def made_now(self, request: PooledRequest) -> PooledBuilt | None:
+        """Returns whole models on agents of one class; None if these are not all the agents."""
+        classes = {(agent.device_class, agent.virtual_level) for agent in request.agents}
+        if not self._survival_first or len(classes) != 1:
+            return None
+        placement = _whole(request)
+        every = {agent.agent_id for agent in request.agents}
+        if any(_hosts_of_whole(model_at, placement) != every for model_at in request.models):
+            return None
+        provenance = PlanProvenance(
+            POOLED,
+            request.cause,
+            lines=("Every agent hosts every model as a whole; all agents are of one class.",),
+            shares=dict(request.shares),
+            remarks=_notes(self._origins(request)),
+        )
+        found = self.corrections(request.models, request.agents)
+        return PooledBuilt(placement, provenance, found, 0.0, 0.0)
+
+    async def made(self, request: PooledRequest) -> PooledBuilt:
+        """Returns the better of whole models and a pooled plan.
+
+        Raises:
+            PlanInfeasible: There is neither.
+            CatenaryError: The solver broke down.
+        """
+        await self._deployments.refresh_profiles()
+        if (now := self.made_now(request)) is not None:
+            return now
+        cluster = self._cluster(
+            request.models, request.agents, request.shares, request.memory_share
+        )
+        problem = pooling_problem(cluster, self._rules)
+        whole = _whole(request)
+        solution, why = None, ""
+        try:
+            solution = await self._solve(problem)
+        except PlanInfeasible as error:
+            why = error.message
+        return await asyncio.to_thread(
+            self._chosen, request, cluster, problem, whole, solution, why
+        )
+
+    def _chosen(
+        self,
+        request: PooledRequest,
+        cluster: LiveCluster,
+        problem: PoolingProblem,
+        whole: Placement,
+        solution: SolverResult | None,
+        why: str,
+    ) -> PooledBuilt:
+        # Imported here, because the linear solver takes its time, which nobody waits for here.
+        from catenary_scheduler.planning import comparing
+
+        groups = {a.agent_id: group.name for group in cluster.groups for a in group.agents}
+        chosen = comparing.candidate(problem, whole, groups)
+        lines = _whole_in_words(problem, chosen.promise)
+        remarks: list[str] = []
+        if solution is not None:
+            placed, idle = place(
+                (solution.problem, solution.plan), request.models, cluster.groups, request.hosted
+            )
+            placed = comparing.with_idle_agents(placed, whole, idle)
+            pooled = comparing.candidate(problem, placed, groups)
+            best = comparing.better(chosen, pooled, survival_first=self._survival_first)
+            if best is pooled:
+                lines = solution.lines
+            else:
+                remarks += _why_whole(chosen, pooled)
+            chosen = best
+        elif chosen.promise.objective <= 0.0:
+            raise PlanInfeasible(why)
+        else:
+            remarks.append(f"no pooled plan was found: {why}")
+        idle_why = comparing.idle_reasons(problem, chosen.promise.in_time, groups)
+        remarks += [*self._origins(request), *comparing.idle_in_words(idle_why)]
+        provenance = _promised(request, chosen.promise, lines, _notes(remarks))
+        if solution is not None and lines is solution.lines:
+            provenance = replace(provenance, binding=solution.plan.binding)
+        present = 0.0
+        if all(_serves(request.present, model.key, groups) for model in request.models):
+            present = comparing.promise_of(
+                problem, _only(request.present, request.models), groups
+            ).objective
+        found = corrections(cluster.profiled, cluster.groups, cluster.measured)
+        objective = chosen.promise.objective
+        return PooledBuilt(chosen.placement, provenance, found, objective, present)
+
+    def _origins(self, request: PooledRequest) -> list[str]:
+        cluster = self._cluster(request.models, request.agents, {}, 1.0)
+        served = self._measured.served_places()
+        said = origins(cluster.profiled, cluster.groups, cluster.measured, served)
+        return [*self._deployments.profile_problems.values(), *said]
+
+    def _cluster(
+        self,
+        models: tuple[DeployedModel, ...],
+        agents: tuple[Agent, ...],
+        shares: Mapping[ModelKey, float],
+        memory_share: float,
+    ) -> LiveCluster:
+        ready = self._deployments.ready
+        live = tuple(
+            LiveModel(
+                model,
+                ready[model.key].profile if model.key in ready else None,
+                shares.get(model.key, 1.0),
+            )
+            for model in models
+        )
+        return LiveCluster(agents, live, self._measured.everything(), memory_share)
+
+
+def _whole(request: PooledRequest) -> Placement:
+    return replicated(
+        request.models,
+        request.agents,
+        memory_share=request.memory_share,
+        able=request.able,
+        shares=request.shares or None,
+    )
+
+
+def _hosts_of_whole(model: DeployedModel, placement: Placement) -> set[AgentId]:
+    return {
+        agent
+        for placed in placement.models
+        if placed.model == model.key
+        for pipeline in placed.pipelines
+        if len(pipeline.stages) == 1
+        for agent in pipeline.stages[0].agents
+    }
+
+
+def _serves(placement: Placement, model: ModelKey, agents: Mapping[AgentId, str]) -> bool:
+    """True if a placement serves a model, and names no other agents."""
+    stages = [
+        stage
+        for placed in placement.models
+        if placed.model == model
+        for pipeline in placed.pipelines
+        for stage in pipeline.stages
+    ]
+    return bool(stages) and all(agent in agents for stage in stages for agent in stage.agents)
+
+
+def _only(placement: Placement, models: tuple[DeployedModel, ...]) -> Placement:
+    keys = {model.key for model in models}
+    return Placement(tuple(model for model in placement.models if model.model in keys))
+
+
+def _whole_in_words(problem: PoolingProblem, promise: PlacementThroughput) -> tuple[str, ...]:
+    return (
+        "Whole models are replicated on the agents with room for them.",
+        *(
+            f"{model.name} can serve {promise.throughput_rps[model.name]:.1f} requests/s within"
+            f" {model.slo_us / 1e3:.1f} ms, {model.margin_us / 1e3:.1f} ms of it kept free for"
+            " queueing."
+            for model in problem.models
+        ),
+    )
+
+
+def _why_whole(whole: Candidate, pooled: Candidate) -> list[str]:
+    """Returns why whole models were preferred to a pooled plan that serves more."""
+    ours, theirs = whole.promise.objective, pooled.promise.objective
+    if theirs <= ours:
+        return []
+    if whole.fragile_models == pooled.fragile_models:
+        return [f"pools would serve {theirs / ours - 1:.1%} more, too little to cut models for"]
+    return [
+        f"pools would serve {theirs / ours - 1:.0%} more, but not survive the loss of an agent that"
+        " this plan survives; the setting planner=pooled takes them"
+    ]
+
+
+def _promised(
+    request: PooledRequest,
+    promise: PlacementThroughput,
+    lines: tuple[str, ...],
+    remarks: tuple[str, ...],
+) -> PlanProvenance:
+    by_name = {str(model.key): model.key for model in request.models}
+    return PlanProvenance(
+        POOLED,
+        request.cause,
+        lines=lines,
+        remarks=remarks,
+        shares=dict(request.shares),
+        throughput_rps={by_name[name]: rate for name, rate in promise.throughput_rps.items()},
+        latency_ns={by_name[name]: us * 1e3 for name, us in promise.latency_us.items()},
+    )
+
+
+def _notes(remarks: list[str]) -> tuple[str, ...]:
+    return tuple(f"Note: {remark}." for remark in remarks)
