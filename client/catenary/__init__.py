@@ -52,6 +52,7 @@ from catenary.errors import (
 from catenary.moving import SessionInfo, SessionMove
 from catenary.recent import RecentRequest
 from catenary.rpc.connection import TlsConfig
+from catenary.rpc.hardware import DeviceFacts
 from catenary.rpc.machines import MachineInfo
 from catenary.rpc.retry import RetryPolicy
 from catenary.text.async_text_streams import AsyncTextStream
@@ -106,6 +107,7 @@ __all__ = [
     "ContentMismatchError",
     "DeadlineExceededError",
     "DeploymentInfo",
+    "DeviceFacts",
     "DeviceFailedError",
     "DeviceLostError",
     "DeviceOutOfMemoryError",

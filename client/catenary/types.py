@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from catenary.errors import CatenaryError
+from catenary.rpc.hardware import DeviceFacts
 from catenary.tensors import Array
 
 ParameterValue = bool | int | float | str
@@ -158,6 +159,7 @@ class AgentInfo:
         impairments: Reasons against giving it work, the most serious first.
         fetches: Models whose files it is fetching from its peers.
         address: The address, without a port, that its peers reach it at.
+        device_facts: Facts about its device; None if it is emulated or the agent told none.
     """
 
     agent_id: str
@@ -179,6 +181,7 @@ class AgentInfo:
     impairments: tuple[AgentImpairment, ...] = ()
     fetches: tuple[FetchInfo, ...] = ()
     address: str = ""
+    device_facts: DeviceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
