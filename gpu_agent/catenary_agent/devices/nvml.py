@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from catenary_services.log import get_logger
@@ -18,7 +19,7 @@ _log = get_logger("catenary_agent.devices.device")
 
 
 @dataclass(frozen=True, slots=True)
-class ManagedGpu:
+class GpuFacts:
     """The facts about one GPU; 0 and empty texts stand for what the library does not say."""
 
     driver: str = ""
@@ -31,7 +32,7 @@ class ManagedGpu:
     mig_mode: str = ""
 
 
-def ask_nvml(uuid: str) -> ManagedGpu:
+def ask_nvml(uuid: str) -> GpuFacts:
     """Returns the facts about the GPU with a UUID as CUDA gives it, without a prefix.
 
     GPUs are not found by number: CUDA and the management library count in different orders, and
@@ -40,12 +41,12 @@ def ask_nvml(uuid: str) -> ManagedGpu:
     try:
         import pynvml as nvml
     except ImportError:
-        return ManagedGpu()
+        return GpuFacts()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         _log.info("nvml_absent", why=str(error))
-        return ManagedGpu()
+        return GpuFacts()
 
     def asked(query: Callable[[], T], otherwise: T) -> T:
         try:
@@ -56,14 +57,14 @@ def ask_nvml(uuid: str) -> ManagedGpu:
     try:
         driver = str(asked(nvml.nvmlSystemGetDriverVersion, ""))
         for name in (f"GPU-{uuid}", f"MIG-{uuid}"):
-            gpu = asked(lambda name=name: nvml.nvmlDeviceGetHandleByUUID(name), None)
+            gpu = asked(partial(nvml.nvmlDeviceGetHandleByUUID, name), None)
             if gpu is not None:
                 break
         else:
-            return ManagedGpu(driver=driver)
+            return GpuFacts(driver=driver)
         # An instance of a divided GPU has memory of its own; the rest is that of the whole.
         whole = asked(lambda: nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu), gpu)
-        return ManagedGpu(
+        return GpuFacts(
             driver,
             name,
             asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu).free), 0),

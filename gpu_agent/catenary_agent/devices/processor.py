@@ -1,4 +1,4 @@
-"""The processor of this host: its model, and the cores, memory and instructions an agent may use."""
+"""The processor of this host: its model, and what an agent may use of it and of its memory."""
 
 from __future__ import annotations
 

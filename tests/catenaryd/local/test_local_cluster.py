@@ -30,10 +30,35 @@ def test_without_a_gpu_cuda_is_refused() -> None:
     try:
         ask_driver()
     except NoDriverError:
-        with pytest.raises(InvalidInput, match="device: cuda: no NVIDIA driver .* --device cpu"):
+        with pytest.raises(InvalidInput, match=r"device: cuda: no NVIDIA driver .* --device cpu"):
             device_of("cuda", 0)
     else:
         pytest.skip("there is a driver")
+
+
+def test_devices_are_checked_before_models_are_prepared(tmp_path: Path) -> None:
+    try:
+        ask_driver()
+    except NoDriverError:
+        pass
+    else:
+        pytest.skip("there is a driver")
+    command = [
+        sys.executable,
+        "-m",
+        "catenaryd",
+        "up",
+        "--device",
+        "cuda:1",
+        "--model",
+        "smollm2-135m",
+    ]
+    done = subprocess.run(
+        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith("device: cuda:1: no NVIDIA driver is installed")
+    assert not (tmp_path / "models").exists()
 
 
 def test_agents_are_dealt_out_to_scheduler_groups_device_by_device() -> None:
