@@ -16,7 +16,7 @@ GPU = common_pb2.DeviceFacts(
     cuda="13.0",
     driver="580.65.06",
     pcie_generation=4,
-    pcie_lanes=16,
+    pcie_width=16,
     power_limit_milliwatts=72_000,
     mig_mode="off",
 )

@@ -20,7 +20,7 @@ class DeviceFacts:
         driver: The release of the driver.
         uuid: The GPU's own number.
         pcie_generation: Generation of its PCIe link.
-        pcie_lanes: Lanes of its PCIe link.
+        pcie_width: Lanes of its PCIe link.
         power_limit_milliwatts: The most power it is allowed.
         mig_mode: "on", "off", or empty for a GPU that cannot be divided.
     """
@@ -35,7 +35,7 @@ class DeviceFacts:
     driver: str = ""
     uuid: str = ""
     pcie_generation: int = 0
-    pcie_lanes: int = 0
+    pcie_width: int = 0
     power_limit_milliwatts: int = 0
     mig_mode: str = ""
 
@@ -49,8 +49,8 @@ class DeviceFacts:
         if self.driver or self.cuda:
             cuda = f"CUDA {self.cuda}" if self.cuda else ""
             parts.append(" ".join(filter(None, ("driver", self.driver, cuda))))
-        if self.pcie_generation and self.pcie_lanes:
-            parts.append(f"PCIe {self.pcie_generation} x{self.pcie_lanes}")
+        if self.pcie_generation and self.pcie_width:
+            parts.append(f"PCIe {self.pcie_generation} x{self.pcie_width}")
         if self.power_limit_milliwatts:
             parts.append(f"{self.power_limit_milliwatts / 1e3:.0f} W")
         if self.mig_mode == "on":

@@ -54,7 +54,7 @@ def device_facts(
         driver=_word(managed.driver),
         uuid=managed.uuid or card.uuid,
         pcie_generation=min(managed.pcie_generation, 255),
-        pcie_lanes=min(managed.pcie_lanes, 255),
+        pcie_width=min(managed.pcie_width, 255),
         power_limit_milliwatts=min(managed.power_limit_milliwatts, 1 << 24),
         mig_mode=managed.mig_mode,
     )

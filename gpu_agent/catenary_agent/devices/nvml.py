@@ -27,7 +27,7 @@ class GpuFacts:
     """With its prefix, "GPU-" or "MIG-"."""
     free_bytes: int = 0
     pcie_generation: int = 0
-    pcie_lanes: int = 0
+    pcie_width: int = 0
     power_limit_milliwatts: int = 0
     mig_mode: str = ""
 

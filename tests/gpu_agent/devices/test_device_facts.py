@@ -177,7 +177,7 @@ def test_a_gpu_is_told_by_its_driver_and_the_management_library(libraries: Path)
         driver="580.65.06",
         uuid="GPU-00010203-0405-0607-0809-0a0b0c0d0e0f",
         pcie_generation=3,
-        pcie_lanes=16,
+        pcie_width=16,
         power_limit_milliwatts=70_000,
         mig_mode="off",
     )

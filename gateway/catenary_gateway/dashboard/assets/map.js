@@ -141,7 +141,7 @@ function hardwareOf(facts) {
     bytes(facts.total_bytes),
     facts.compute_capability ? `compute capability ${facts.compute_capability}` : "",
     facts.driver || cuda ? ["driver", facts.driver, cuda].filter(Boolean).join(" ") : "",
-    facts.pcie_generation && facts.pcie_lanes ? `PCIe ${facts.pcie_generation} x${facts.pcie_lanes}` : "",
+    facts.pcie_generation && facts.pcie_width ? `PCIe ${facts.pcie_generation} x${facts.pcie_width}` : "",
     facts.power_limit_milliwatts ? `${digits(facts.power_limit_milliwatts / 1000)} W` : "",
     facts.mig_mode === "on" ? "MIG" : "",
     ...facts.vector_instructions,

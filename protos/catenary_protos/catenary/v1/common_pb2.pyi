@@ -141,7 +141,7 @@ class DeviceFacts(_message.Message):
     driver: _builtins.str
     uuid: _builtins.str
     pcie_generation: _builtins.int
-    pcie_lanes: _builtins.int
+    pcie_width: _builtins.int
     power_limit_milliwatts: _builtins.int
     mig_mode: _builtins.str
     """"on", "off", or empty for a GPU that cannot be divided."""
@@ -160,13 +160,13 @@ class DeviceFacts(_message.Message):
         driver: _builtins.str = ...,
         uuid: _builtins.str = ...,
         pcie_generation: _builtins.int = ...,
-        pcie_lanes: _builtins.int = ...,
+        pcie_width: _builtins.int = ...,
         power_limit_milliwatts: _builtins.int = ...,
         mig_mode: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_capability", b"compute_capability", "cores", b"cores", "cuda", b"cuda", "driver", b"driver", "free_bytes", b"free_bytes", "mig_mode", b"mig_mode", "name", b"name", "pcie_generation", b"pcie_generation", "pcie_lanes", b"pcie_lanes", "power_limit_milliwatts", b"power_limit_milliwatts", "total_bytes", b"total_bytes", "uuid", b"uuid", "vector_instructions", b"vector_instructions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_capability", b"compute_capability", "cores", b"cores", "cuda", b"cuda", "driver", b"driver", "free_bytes", b"free_bytes", "mig_mode", b"mig_mode", "name", b"name", "pcie_generation", b"pcie_generation", "pcie_width", b"pcie_width", "power_limit_milliwatts", b"power_limit_milliwatts", "total_bytes", b"total_bytes", "uuid", b"uuid", "vector_instructions", b"vector_instructions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
