@@ -176,19 +176,24 @@ def _join_under_load(network: VirtualNetwork, first: TestMachine, machine: TestM
         assert time.monotonic() < deadline, f"it does not begin to fetch\n{machine.logs()}"
         time.sleep(0.1)
     network.cut([machine.name], others)
+    before = disk_bytes(fetched)
     time.sleep(6.0)  # longer than the scheduler waits for a silent agent
     network.impair([machine.name], others, delay_s=0.01, bytes_per_s=50 * MBIT)
     began = time.monotonic()
     until(first, lambda: machine.name in hosting(first), "it hosts a model after the cut")
     figures.report("a machine joins", "hosts after the cut", time.monotonic() - began, "s")
-    blocks = sum(file.stat().st_blocks for file in fetched.rglob("*") if file.is_file())
     assert joining.wait(120) == 0
-    figures.report("a machine joins", "fetched", blocks * 512 / 1e6, "MB")
+    figures.report("a machine joins", "on its disk before the cut", before / 1e6, "MB")
+    figures.report("a machine joins", "on its disk at last", disk_bytes(fetched) / 1e6, "MB")
     assert load.wait(600) == 0
     assert load.stdout is not None
     report = json.loads(load.stdout.read())
     assert report["errors"] == {}
     assert report["answered"] > 0
+
+
+def disk_bytes(folder: Path) -> int:
+    return 512 * sum(file.stat().st_blocks for file in folder.rglob("*") if file.is_file())
 
 
 def _come_back(first: TestMachine, second: TestMachine) -> None:
