@@ -52,7 +52,6 @@ from catenary.errors import (
 from catenary.moving import SessionInfo, SessionMove
 from catenary.recent import RecentRequest
 from catenary.rpc.connection import TlsConfig
-from catenary.rpc.hardware import DeviceFacts
 from catenary.rpc.machines import MachineInfo
 from catenary.rpc.retry import RetryPolicy
 from catenary.text.async_text_streams import AsyncTextStream
@@ -73,6 +72,7 @@ from catenary.types import (
     AgentInfo,
     ClusterStatus,
     DeploymentInfo,
+    DeviceFacts,
     FetchInfo,
     GroupInfo,
     InferRequest,

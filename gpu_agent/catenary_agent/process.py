@@ -74,7 +74,7 @@ class AgentProcess:
         # This comes first: an MPS share only counts if CUDA has not been used yet.
         self.share = take_share(_share_request_of(settings))
         free_bytes = check_device(self.share.device, self.share.memory_bytes)
-        self._device_facts = device_facts(self.share.device, self.share.cores, free_bytes)
+        self._device_facts = device_facts(str(self.share.device), self.share.cores, free_bytes)
         self.incarnation = secrets.randbits(63)
         self.metrics = Metrics()
         self.outbox = Outbox()

@@ -12,7 +12,6 @@ from catenary_agent.devices.processor import (
     processor_model,
     vector_instructions,
 )
-from catenary_agent.executors.device import Device
 from catenary_protos.catenary.v1 import common_pb2
 
 _LONGEST_NAME = 256
@@ -20,16 +19,17 @@ _LONGEST_WORD = 64
 
 
 def device_facts(
-    device: Device, cores: int, free_bytes: int | None = None
+    device: str, cores: int, free_bytes: int | None = None
 ) -> common_pb2.DeviceFacts | None:
     """Returns what is known about a device; None for an emulated one, which is none.
 
     Args:
-        device: The device of the agent.
+        device: The device, as agents are given it: "cpu", "cuda:0".
         cores: Cores that the device has, if it is a processor.
         free_bytes: Free memory of a GPU, if it is known already.
     """
-    if device.kind == "cpu":
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
         return common_pb2.DeviceFacts(
             name=_label(processor_model()),
             total_bytes=host_memory_bytes(),
@@ -37,11 +37,11 @@ def device_facts(
             cores=cores,
             vector_instructions=vector_instructions(),
         )
-    if device.kind != "cuda":
+    if kind != "cuda":
         return None
     try:
         driver = ask_driver()
-        card = driver.cards[device.index]
+        card = driver.cards[int(index or 0)]
     except (NoDriverError, IndexError):
         return None
     managed = ask_nvml(card.uuid)

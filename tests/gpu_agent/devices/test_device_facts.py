@@ -114,7 +114,7 @@ def test_what_a_cpu_agent_tells_keeps_the_rules(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     described(monkeypatch, tmp_path, XEON.replace("Intel", "In|tel\x07" + "x" * 2000))
-    facts = device_facts(Device("cpu"), 2)
+    facts = device_facts("cpu", 2)
     assert facts is not None
     assert facts.name.startswith("Intelxxx")
     assert facts.total_bytes == host_memory_bytes()
@@ -126,7 +126,7 @@ def test_what_a_cpu_agent_tells_keeps_the_rules(
         link_bytes_per_second=1,
         device_facts=facts,
     ))  # fmt: skip
-    assert device_facts(Device.parse("emulated:T4"), 1) is None
+    assert device_facts("emulated:T4", 1) is None
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +149,7 @@ def told(libraries: Path, device: str, **described: str) -> common_pb2.DeviceFac
     """Returns what an agent of a device tells, asked in a process of its own."""
     code = (
         "from catenary_agent.devices.facts import device_facts;"
-        "from catenary_agent.executors.device import Device;"
-        f"found = device_facts(Device.parse({device!r}), 1, int({described.pop('free', '0')}) or None);"
+        f"found = device_facts({device!r}, 1, int({described.pop('free', '0')}) or None);"
         "print(found.SerializeToString().hex())"
     )
     environment = {
