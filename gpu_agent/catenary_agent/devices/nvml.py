@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of a GPU and CUDA does not: driver, link, power, MIG.
+"""The facts that NVIDIA's management library has of a GPU and CUDA has not: link, power, MIG.
 
 It is asked through the package `nvidia-ml-py`, which the extras for GPUs bring. Without the package
 or the library, or where a query is not supported or not allowed, the fact is left out.
@@ -24,7 +24,7 @@ class GpuFacts:
 
     driver: str = ""
     uuid: str = ""
-    """With its prefix, "GPU-" or "MIG-"."""
+    """The number with its prefix, "GPU-" or "MIG-"."""
     free_bytes: int = 0
     pcie_generation: int = 0
     pcie_width: int = 0
