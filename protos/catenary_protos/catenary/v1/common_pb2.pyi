@@ -123,7 +123,7 @@ class DeviceFacts(_message.Message):
     DRIVER_FIELD_NUMBER: _builtins.int
     UUID_FIELD_NUMBER: _builtins.int
     PCIE_GENERATION_FIELD_NUMBER: _builtins.int
-    PCIE_LANES_FIELD_NUMBER: _builtins.int
+    PCIE_WIDTH_FIELD_NUMBER: _builtins.int
     POWER_LIMIT_MILLIWATTS_FIELD_NUMBER: _builtins.int
     MIG_MODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
