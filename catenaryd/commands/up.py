@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from catenary_agent.device_check import check_device
+from catenary_agent.executors.device import Device
 from catenary_services.errors import CatenaryError, InvalidInput
 from catenaryd.demo.models import ensure_model
 from catenaryd.enrolment.join_line import JOIN_PORT
@@ -94,6 +96,8 @@ async def run_up(options: ClusterOptions, *, as_json: bool, join_port: int = JOI
     joins: JoinService | None = None
     line = ""
     try:
+        for device in cluster.devices():  # before the minutes that models may take
+            await asyncio.to_thread(check_device, Device.parse(device), 0)
         if cluster.public is not None:
             check_free(cluster.public.bind, cluster.scheduler_ports, "--scheduler-port")
             joins = JoinService(cluster)

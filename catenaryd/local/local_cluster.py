@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 
+from catenary_agent.devices.device import count_gpus
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.addresses import host_port
 from catenary_services.domain.packing import PackingGoal
@@ -133,16 +134,11 @@ def device_of(device: str, index: int) -> str:
     """Returns the device of agent `index`; "cuda" assigns the machine's GPUs in turn.
 
     Raises:
-        InvalidInput: "cuda" on a machine without a GPU that PyTorch sees.
+        InvalidInput: "cuda" on a machine whose driver shows no GPU.
     """
     if device != "cuda":
         return device
-    import torch
-
-    gpus = torch.cuda.device_count()
-    if gpus == 0:
-        raise InvalidInput("device", "PyTorch sees no CUDA device on this machine")
-    return f"cuda:{index % gpus}"
+    return f"cuda:{index % count_gpus()}"
 
 
 class LocalCluster:
@@ -197,6 +193,15 @@ class LocalCluster:
         if not self.children:
             return known[: self.options.agents]
         return [agent for agent in known if agent in self.children and agent not in self._leaving]
+
+    def devices(self) -> list[str]:
+        """Returns the devices of the agents to start, each once.
+
+        Raises:
+            InvalidInput: "cuda" on a machine whose driver shows no GPU.
+        """
+        agents = range(self.options.agents)
+        return sorted({str(self._agent_settings(index)["device"]) for index in agents})
 
     def _agent_id(self, index: int) -> str:
         own = self.options.each_agent

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from catenary_agent.device_check import check_device
-from catenary_agent.devices.cuda_driver import NoDriverError, ask_driver
+from catenary_agent.devices.device import count_gpus, default_memory_bytes
 from catenary_agent.executors.device import Device
 from catenary_services.addresses import check_reachable, host_port, is_unspecified
 from catenary_services.errors import InvalidInput, Unavailable
@@ -32,12 +32,7 @@ def devices_of(asked: Sequence[str]) -> tuple[str, ...]:
         if each != "cuda":
             found.append(str(Device.parse(each)))
             continue
-        try:
-            cards = len(ask_driver(free_of=0).cards)
-        except NoDriverError as error:
-            why = f"cuda: {error}; --device cpu uses the processor"
-            raise InvalidInput("device", why) from None
-        found += [f"cuda:{index}" for index in range(cards)]
+        found += [f"cuda:{index}" for index in range(count_gpus())]
     if not 1 <= len(found) <= MOST_DEVICES:
         raise InvalidInput("device", f"a machine has 1 to {MOST_DEVICES} devices, not {len(found)}")
     twice = {each for each in found if found.count(each) > 1 and not each.startswith("emulated:")}
@@ -47,13 +42,18 @@ def devices_of(asked: Sequence[str]) -> tuple[str, ...]:
 
 
 async def check_devices(devices: Sequence[str], memory_bytes: int) -> None:
-    """Checks that an agent can compute on each device.
+    """Checks that an agent can compute on each device, and has the memory.
+
+    Args:
+        devices: The devices.
+        memory_bytes: The memory of each agent; 0 for what it takes by itself.
 
     Raises:
         InvalidInput: One cannot be used; the sentence says why.
     """
     for each in devices:
-        await asyncio.to_thread(check_device, Device.parse(each), memory_bytes)
+        wanted = memory_bytes or default_memory_bytes(each)
+        await asyncio.to_thread(check_device, Device.parse(each), wanted)
 
 
 def check_version(theirs: str, ours: str | None = None) -> None:

@@ -20,6 +20,7 @@ from catenary_agent.devices.cuda_driver import (
     Version,
     ask_driver,
 )
+from catenary_agent.devices.processor import host_memory_bytes
 from catenary_agent.executors.device import Device
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
@@ -56,18 +57,26 @@ class InstalledLibraries:
     """The CUDA version ONNX Runtime was built with; None if its package does not say."""
 
 
-def check_device(device: Device, memory_bytes: int) -> None:
-    """Checks that an agent can compute on `device`, if that is a CUDA device.
+def check_device(device: Device, memory_bytes: int) -> int | None:
+    """Checks that an agent can compute on `device`, and that it has the memory.
 
     Args:
         device: The device of the agent.
         memory_bytes: The memory it intends to use for partitions.
 
+    Returns:
+        The free memory of a GPU in bytes; None if it is unknown.
+
     Raises:
         InvalidInput: It cannot; the message has one sentence that says why.
     """
+    if device.kind == "cpu" and memory_bytes > host_memory_bytes():
+        raise InvalidInput(
+            "memory_bytes",
+            f"is {_giga(memory_bytes)}, of {_giga(host_memory_bytes())} that are here",
+        )
     if device.kind != "cuda":
-        return
+        return None
     try:
         driver = ask_driver(free_of=device.index)
     except NoDriverError as error:
@@ -88,6 +97,7 @@ def check_device(device: Device, memory_bytes: int) -> None:
         onnxruntime=wheels.onnx,
         onnx_on_gpu=_onnx_fault(wheels, driver) is None,
     )
+    return card.free_bytes
 
 
 def what_is_missing(
@@ -111,6 +121,11 @@ def what_is_missing(
     if of_torch is not None and _onnx_fault(wheels, driver) is not None:
         of_onnx = _onnx_fault(wheels, driver)
         return f"{card.name} cannot be used: {of_torch}; {of_onnx}; {_advice(card, driver)}"
+    if memory_bytes > card.total_bytes:
+        return (
+            f"{card.name} has {_giga(card.total_bytes)} and this agent counts on"
+            f" {_giga(memory_bytes)}; set memory_bytes"
+        )
     if card.free_bytes is not None and card.free_bytes < LEAST_SHARE * memory_bytes:
         return (
             f"{_giga(card.free_bytes)} of {_giga(card.total_bytes)} are free and this agent counts "

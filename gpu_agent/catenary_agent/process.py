@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from catenary_agent.control import ControlStream, ControlTimeouts
 from catenary_agent.decoders.loading import DecoderOptions, commits_on_use, runtime_of
 from catenary_agent.device_check import check_device
+from catenary_agent.devices.facts import device_facts
 from catenary_agent.engine.engine import BatchEngine, EngineLimits
 from catenary_agent.engine.meter import BatchMeter
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage
@@ -72,7 +73,8 @@ class AgentProcess:
         self.settings = settings
         # This comes first: an MPS share only counts if CUDA has not been used yet.
         self.share = take_share(_share_request_of(settings))
-        check_device(self.share.device, self.share.memory_bytes)
+        free_bytes = check_device(self.share.device, self.share.memory_bytes)
+        self._device_facts = device_facts(str(self.share.device), self.share.cores, free_bytes)
         self.incarnation = secrets.randbits(63)
         self.metrics = Metrics()
         self.outbox = Outbox()
@@ -288,6 +290,7 @@ class AgentProcess:
             decoder_runtime=self._runtime,
             prefill_chunk_tokens=self.generation.chunk_tokens,
             software_version=software_version(),
+            device_facts=self._device_facts,
         )
 
     def heartbeat(self) -> scheduler_pb2.Heartbeat:

@@ -18,8 +18,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from catenary_agent.devices.container_limits import core_limit
 from catenary_agent.devices.device import default_device_class, default_memory_bytes, limit_threads
+from catenary_agent.devices.processor import host_cores
 from catenary_agent.executors.device import Device
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
@@ -55,6 +55,8 @@ class DeviceShare:
     """The memory for partitions in bytes."""
     threads: int
     """Number of compute threads of the executors."""
+    cores: int
+    """Cores of the device, if it is a processor: those of all its virtual GPUs together."""
     isolation: str
     """The mechanism that separates the virtual GPUs of the device, in words."""
 
@@ -75,14 +77,18 @@ def take_share(request: ShareRequest) -> DeviceShare:
     if isolation == MPS:
         # A choice of the operator takes precedence.
         os.environ.setdefault(MPS_PERCENTAGE, str(100 // device.virtual_level))
+    cores = request.threads * device.virtual_level or device_cores(
+        request.host_devices, request.cpu_cores
+    )
     threads = request.threads or default_threads(device, request.host_devices, request.cpu_cores)
     limit_threads(threads)
     sharers = device.virtual_level * (request.host_devices if device.kind != "cuda" else 1)
     share = DeviceShare(
         device,
-        request.device_class or default_device_class(str(device)),
+        request.device_class or default_device_class(str(device), cores),
         request.memory_bytes or default_memory_bytes(str(device), sharers),
         threads,
+        cores,
         isolation,
     )
     _log.info(
@@ -100,19 +106,12 @@ def default_threads(device: Device, host_devices: int = 1, cpu_cores: Sequence[i
     """Returns the threads of one virtual GPU: its part of the cores on a CPU, else one."""
     if device.kind != "cpu":
         return 1
-    cores = len(cpu_cores) or host_cores() // host_devices
-    return max(1, cores // device.virtual_level)
+    return max(1, device_cores(host_devices, cpu_cores) // device.virtual_level)
 
 
-def host_cores() -> int:
-    """Returns how many cores this process may use, in a container its share of their time."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    limit = core_limit()
-    # A fraction of a core is not counted: one thread too many delays all others.
-    return cores if limit is None else max(1, min(cores, int(limit)))
+def device_cores(host_devices: int = 1, cpu_cores: Sequence[int] = ()) -> int:
+    """Returns the cores of a CPU device: those it is pinned to, or its part of the host's."""
+    return max(1, len(cpu_cores) or host_cores() // host_devices)
 
 
 def isolation_of(device: Device) -> str:

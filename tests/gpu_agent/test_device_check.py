@@ -116,10 +116,21 @@ def test_memory_that_others_hold_is_missing() -> None:
     assert missing(unknown, TORCH_13) == ""
 
 
+def test_more_memory_than_there_is_is_refused() -> None:
+    driver = CudaDriver((13, 0), (A10,))
+    assert what_is_missing(GPU, driver, TORCH_13, 25 * GIGA) == (
+        "NVIDIA A10 has 24.0 GB and this agent counts on 25.0 GB; set memory_bytes"
+    )
+    with pytest.raises(InvalidInput, match=r"memory_bytes: is 1000000\.0 GB, of .* that are here"):
+        check_device(Device("cpu"), 10**15)
+
+
 def test_a_gpu_that_is_not_there_is_said_so() -> None:
     both = CudaDriver((13, 0), (T4, T4))
     said = what_is_missing(Device("cuda", 2), both, TORCH_13, GIGA)
     assert said == "there is no such GPU; the driver shows 2 (cuda:0 to cuda:1)"
+    said = what_is_missing(Device("cuda", 1), CudaDriver((13, 0), (T4,)), TORCH_13, GIGA)
+    assert said == "there is no such GPU; the driver shows 1 (cuda:0)"
     none = what_is_missing(GPU, CudaDriver((13, 0), ()), TORCH_13, GIGA)
     assert none == "the NVIDIA driver shows no GPU to this process"
 
@@ -243,6 +254,7 @@ def test_the_driver_is_asked_as_its_interface_wants(driver_folder: Path) -> None
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     described, facts = done.stdout.splitlines()
-    card = CudaDevice("Tesla T4", (7, 5), 16 * GIGA)
-    assert described == repr(CudaDriver((12, 4), (card, replace(card, free_bytes=7 * GIGA))))
+    card = CudaDevice("Tesla T4", (7, 5), 16 * GIGA, None, "00010203-0405-0607-0809-0a0b0c0d0e0f")
+    other = replace(card, free_bytes=7 * GIGA, uuid="10111213-1415-1617-1819-1a1b1c1d1e1f")
+    assert described == repr(CudaDriver((12, 4), (card, other)))
     assert facts == f"T4 {16 * GIGA * 9 // 10 // 2} 0"

@@ -49,6 +49,10 @@ int cuDeviceGetAttribute(int *result, int attribute, int device) {
   *result = (int)(attribute == 75 ? capability / 10 : capability % 10);
   return 0;
 }
+int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+  for (int each = 0; each < 16; each++) uuid[each] = (unsigned char)(16 * device + each);
+  return 0;
+}
 int cuDeviceTotalMem_v2(size_t *bytes, int device) {
   (void)device;
   *bytes = (size_t)value("FAKE_TOTAL", 16000000000);

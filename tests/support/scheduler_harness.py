@@ -178,6 +178,7 @@ class AgentScript:
     memory_bytes: int = 10**9
     block_bytes: int = 2
     device_class: str = "cpu"
+    device_facts: common_pb2.DeviceFacts | None = None
     virtual_level: int = 1
     sessions: list[scheduler_pb2.SessionInAgent] = field(default_factory=list)
     answers_closes: bool = True
@@ -220,6 +221,7 @@ class FakeAgent(Client):
             batches=self.script.batches,
             sessions=self.script.sessions,
             decoder_runtime=self.script.runtime,
+            device_facts=self.script.device_facts,
         )
         message = scheduler_pb2.AgentMessage(hello=hello)
         super().__init__(port, message, group=self.script.group)

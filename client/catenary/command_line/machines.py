@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from catenary.command_line.kit import CommandOptions, command, console, print_json, table
-from catenary.rpc.machines import MachineInfo
+from catenary.rpc.machines import MachineInfo, hardware_of
 
 _COLUMNS = ("MACHINE", "ADDRESS", "AGENT", "DEVICE", "CLASS", "STATE", "MEMORY GB", "HOSTS")
 
@@ -28,6 +28,9 @@ def machines(options: CommandOptions) -> None:
         print_json(found)
         return
     pages: list[object] = [table(_COLUMNS, _rows(found))]
+    agents = [agent for machine in found for agent in machine.agents]
+    if hardware := hardware_of(agents):
+        pages += [Text(), table(("AGENTS", "DEVICE"), hardware)]
     pages += [
         Text(f"{agent} is idle: {why}") for machine in found for agent, why in machine.idle.items()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from catenary.types import AgentInfo, ClusterStatus
@@ -41,6 +42,15 @@ def _machine(name: str, agents: list[AgentInfo], status: ClusterStatus) -> Machi
         tuple(sorted(parts)),
         {agent.agent_id: why for agent in agents if (why := idle_reason(agent, status))},
     )
+
+
+def hardware_of(agents: Iterable[AgentInfo]) -> list[tuple[str, str]]:
+    """Returns names of agents and what their devices are, in words; alike devices share a line."""
+    alike: dict[str, list[str]] = {}
+    for agent in agents:
+        if agent.device_facts is not None:
+            alike.setdefault(str(agent.device_facts), []).append(agent.agent_id)
+    return [(", ".join(names), facts) for facts, names in alike.items()]
 
 
 def idle_reason(agent: AgentInfo, status: ClusterStatus) -> str:

@@ -8,6 +8,7 @@ context and closes it again, so an MPS share has to be set before.
 from __future__ import annotations
 
 import ctypes
+import uuid
 from dataclasses import dataclass
 
 LIBRARY = "libcuda.so.1"
@@ -29,6 +30,9 @@ class CudaDevice:
     total_bytes: int
     free_bytes: int | None = None
     """Free memory; None if it was not queried or no context could be opened."""
+    uuid: str = ""
+    """The GPU's own number, or that of an instance of a divided GPU, without a prefix; empty if the
+    driver is too old to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,20 @@ class _Library:
         total = ctypes.c_size_t()
         self._check(self._cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device))
         left = self._free_bytes(device) if free else None
-        return CudaDevice(name.value.decode(errors="replace"), (major, minor), total.value, left)
+        return CudaDevice(
+            name.value.decode(errors="replace"),
+            (major, minor),
+            total.value,
+            left,
+            self._uuid(device),
+        )
+
+    def _uuid(self, device: ctypes.c_int) -> str:
+        found = (ctypes.c_ubyte * 16)()
+        ask = getattr(self._cuda, "cuDeviceGetUuid_v2", None)
+        if ask is None or ask(ctypes.byref(found), device):
+            return ""
+        return str(uuid.UUID(bytes=bytes(found)))
 
     def _free_bytes(self, device: ctypes.c_int) -> int | None:
         context = ctypes.c_void_p()

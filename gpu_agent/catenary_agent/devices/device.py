@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 
-import psutil
-
-from catenary_agent.devices.container_limits import memory_limit_bytes
-from catenary_agent.devices.cuda_driver import card_of
-from catenary_services.devices.catalogue import find_device_class
+from catenary_agent.devices.cuda_driver import NoDriverError, ask_driver, card_of
+from catenary_agent.devices.processor import (
+    host_cores,
+    host_memory_bytes,
+    processor_class,
+    processor_model,
+)
+from catenary_services.devices.catalogue import class_of_gpu, find_device_class
+from catenary_services.errors import InvalidInput
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -18,22 +22,27 @@ _THREAD_VARIABLES = (
 )
 
 
-def default_device_class(device: str) -> str:
-    """Returns the planner's name of a device: "cpu", "P4" of "emulated:P4", a GPU's model.
+def default_device_class(device: str, cores: int = 0) -> str:
+    """Returns the planner's name of a device: "P4" of "emulated:P4", a GPU's or a CPU's model.
 
     A GPU in the catalogue has its name there ("Tesla T4" is "T4"), so that an estimated profile and
-    the agents use the same class; others have a name of their own.
+    the agents use the same class; others, among them instances of a divided GPU, have a name of
+    their own. So has each model of processors with each number of cores.
+
+    Args:
+        device: The device, as agents are given it.
+        cores: Cores of a processor that count; 0 for all that this process may use.
     """
     kind, _, detail = device.partition(":")
     if kind == "emulated" and detail:
         return detail
     if kind == "cuda":
         name = _cuda_name(int(detail or 0))
-        known = find_device_class(name)
-        if known is not None:
-            return known.name
+        known = class_of_gpu(name)
+        if known:
+            return known
         return name.lower().replace("nvidia ", "").replace(" ", "-") if name else "cuda"
-    return kind or "cpu"
+    return processor_class(processor_model(), cores or host_cores())
 
 
 def default_memory_bytes(device: str, sharers: int = 1) -> int:
@@ -51,14 +60,8 @@ def default_memory_bytes(device: str, sharers: int = 1) -> int:
     if kind == "emulated":
         known = find_device_class(detail)
         total = known.memory_bytes if known is not None else 0
-    usable = total * 9 // 10 if total else _host_memory_bytes() // 2
+    usable = total * 9 // 10 if total else host_memory_bytes() // 2
     return usable // sharers
-
-
-def _host_memory_bytes() -> int:
-    there = int(psutil.virtual_memory().total)
-    limit = memory_limit_bytes()
-    return there if limit is None else min(there, limit)
 
 
 def limit_threads(threads: int) -> None:
@@ -82,3 +85,19 @@ def cuda_memory_bytes(index: int) -> int:
     """Returns the memory of a CUDA device in bytes; 0 if the driver does not show it."""
     card = card_of(index)
     return 0 if card is None else card.total_bytes
+
+
+def count_gpus() -> int:
+    """Returns the number of GPUs that the driver shows to this process.
+
+    Raises:
+        InvalidInput: There is no driver, or no GPU.
+    """
+    try:
+        if cards := ask_driver().cards:
+            return len(cards)
+    except NoDriverError as error:
+        why = str(error)
+    else:
+        why = "the NVIDIA driver shows no GPU to this process"
+    raise InvalidInput("device", f"cuda: {why}; --device cpu uses the processor")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from catenary_agent.devices.device import default_device_class
+from catenary_agent.devices.processor import host_cores, processor_model
 from catenary_agent.executors.device import Device
 from catenary_agent.profiling.progress import MeasurementStep, ProfileProgress
 from catenary_agent.profiling.samples import SHARED_SPAN_NS, MeasurementSummary, summarise
 from catenary_agent.profiling.siblings import SiblingProcesses, virtual_gpus
 from catenary_agent.profiling.worker import LoadBlock, RunBlock
-from catenary_agent.share import default_threads, host_cores, isolation_of
+from catenary_agent.share import default_threads, isolation_of
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.profile import DeviceProfile
 from catenary_services.errors import Unavailable
@@ -133,16 +132,7 @@ def describe_measurement(subject: ProfiledModel, device: Device, runs: int) -> s
 def _hardware(device: Device) -> str:
     if device.kind == "cuda":
         return default_device_class(str(device))
-    return f"{host_cores()} cores of {_processor_name()}"
-
-
-def _processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return f"{host_cores()} cores of {processor_model()}"
 
 
 def _version(package: str) -> str:

@@ -33,6 +33,7 @@ def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
             server_id=record.agent.server,
             used_memory_bytes=sum(loaded.memory_bytes for loaded in record.loaded.values()),
             address=_address_of(record.peer),
+            device_facts=record.device_facts,
         )
         for fetch in record.fetches:
             added.fetches.add(

@@ -68,6 +68,8 @@ class AgentState:
     """Cache layouts last ordered for its decoder blocks."""
     software_version: str = ""
     """The release that it runs; empty if it did not say."""
+    device_facts: common_pb2.DeviceFacts | None = None
+    """The facts about its device, as it told them; None if it told none."""
     fetches: tuple[FetchProgress, ...] = ()
     """The models whose files it is fetching, as its last heartbeat said."""
 

@@ -216,6 +216,7 @@ class AgentStreams:
             session,
             loaded=loaded,
             software_version=hello.software_version,
+            device_facts=hello.device_facts if hello.HasField("device_facts") else None,
         )
         _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
         self._deps.audits.gone(agent.agent_id)

@@ -68,6 +68,28 @@ CATALOGUE: Mapping[str, DeviceClass] = {
 }
 
 
+_DRIVER_NAMES: Mapping[str, str] = {
+    "Tesla P4": "P4",
+    "Tesla T4": "T4",
+    "Tesla V100-SXM2-16GB": "V100",
+    "Tesla V100-SXM2-32GB": "V100",
+    "L4": "L4",
+    "A10": "A10",
+    "A100-SXM4-80GB": "A100",
+    "L40S": "L40S",
+    "H100 80GB HBM3": "H100",
+    "H200": "H200",
+}
+"""The names that drivers have for cards of these rates, without "NVIDIA", which older ones leave
+out. Others of nearly the same name are slower: an A100 with 40 GB, an H100 on PCIe, an instance of
+a divided GPU."""
+
+
+def class_of_gpu(name: str) -> str:
+    """Returns the class of the GPU that the driver calls so; empty if it is none of these."""
+    return _DRIVER_NAMES.get(name.removeprefix("NVIDIA "), "")
+
+
 def find_device_class(name: str) -> DeviceClass | None:
     """Returns the class in a device's name, such as "Tesla T4"; None if there is none."""
     words = set(re.split(r"[^a-z0-9]+", name.lower()))

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
+from catenary_agent.devices.cuda_driver import NoDriverError, ask_driver
 from catenary_services.errors import InvalidInput
+from catenaryd.local import local_cluster
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of, free_port
 
 
@@ -21,14 +22,43 @@ def test_a_named_device_is_every_agents(device: str) -> None:
 
 
 def test_gpus_are_dealt_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local_cluster, "count_gpus", lambda: 2)
     assert [device_of("cuda", index) for index in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
-def test_without_a_gpu_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(InvalidInput, match="device"):
-        device_of("cuda", 0)
+def test_without_a_gpu_cuda_is_refused() -> None:
+    try:
+        ask_driver()
+    except NoDriverError:
+        with pytest.raises(InvalidInput, match=r"device: cuda: no NVIDIA driver .* --device cpu"):
+            device_of("cuda", 0)
+    else:
+        pytest.skip("there is a driver")
+
+
+def test_devices_are_checked_before_models_are_prepared(tmp_path: Path) -> None:
+    try:
+        ask_driver()
+    except NoDriverError:
+        pass
+    else:
+        pytest.skip("there is a driver")
+    command = [
+        sys.executable,
+        "-m",
+        "catenaryd",
+        "up",
+        "--device",
+        "cuda:1",
+        "--model",
+        "smollm2-135m",
+    ]
+    done = subprocess.run(
+        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith("device: cuda:1: no NVIDIA driver is installed")
+    assert not (tmp_path / "models").exists()
 
 
 def test_agents_are_dealt_out_to_scheduler_groups_device_by_device() -> None:
@@ -62,6 +92,7 @@ def test_a_plan_for_several_groups_is_refused(tmp_path: Path) -> None:
 
 _PORTS_OF_A_SEED = """
 import random
+from catenaryd.local import local_cluster
 from catenaryd.local.local_cluster import free_port
 random.seed(3)
 print([free_port() for _ in range(5)])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from catenary_services.errors import InvalidInput
+from catenaryd.local import local_cluster
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 from catenaryd.local.virtual_gpus import cores_of, devices_for, share_settings
 from catenaryd.process_options import command_line_of
@@ -57,8 +58,7 @@ def test_a_cluster_starts_its_agents_with_their_shares(tmp_path: Path) -> None:
 
 
 def test_gpus_are_dealt_out_by_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local_cluster, "count_gpus", lambda: 2)
     options = ClusterOptions(agents=4, virtual_gpus=2, device="cuda", data_dir=tmp_path)
     children = LocalCluster(options)._settings()
     devices = [children[f"agent-{index}"][1]["device"] for index in range(4)]

@@ -68,10 +68,9 @@ def test_the_tightest_of_own_group_and_root_counts(tmp_path: Path) -> None:
 
 
 def test_part_of_a_core_still_gives_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from catenary_agent import share
-    from catenary_agent.devices import device
+    from catenary_agent.devices import device, processor
 
-    monkeypatch.setattr(share, "core_limit", lambda: 0.5)
-    assert share.host_cores() == 1
-    monkeypatch.setattr(device, "memory_limit_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(processor, "core_limit", lambda: 0.5)
+    assert processor.host_cores() == 1
+    monkeypatch.setattr(processor, "memory_limit_bytes", lambda: 2 << 30)
     assert device.default_memory_bytes("cpu") == 1 << 30

@@ -1,4 +1,4 @@
-"""Three machines with addresses of their own become one cluster, as the page says, and leave it."""
+"""Machines with addresses of their own become one cluster, as the page says, and leave it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from machine_faults.namespaces import VirtualNetwork, virtual_network
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 NAMES = ("first", "second", "third")
+LATER = "fourth"
+"""A machine that joins under load, over a link that is cut while it fetches."""
+MBIT = 1e6 / 8
+QUIET_S = 240.0
+"""Seconds without any progress in the cluster after which a test has waited long enough."""
 WRONG_TOKEN = "aaaaaaaa." + "b" * 32
 _LINE = re.compile(r"catenary://\S+?(?=')")
 
@@ -32,7 +37,7 @@ def ipv6(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def network(ipv6: bool) -> Iterator[VirtualNetwork]:
-    with virtual_network(NAMES, ipv6=ipv6) as made:
+    with virtual_network((*NAMES, LATER), ipv6=ipv6) as made:
         yield made
 
 
@@ -41,7 +46,7 @@ def machines(network: VirtualNetwork, tmp_path: Path) -> Iterator[dict[str, Test
     """Machines with empty folders; only the first one has the models."""
     with ExitStack() as stack:
         made = {}
-        for name in NAMES:
+        for name in (*NAMES, LATER):
             made[name] = TestMachine(name, network.places[name], tmp_path / name)
             (made[name].folder / ".catenary").mkdir(parents=True)
             stack.callback(made[name].end)
@@ -61,12 +66,24 @@ def first_line(process: Any) -> str:
     return str(line)
 
 
-def until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
-    began = time.monotonic()
+def until(first: TestMachine, condition: Callable[[], bool], what: str) -> None:
+    """Waits as long as anything in the cluster makes progress: states, what is loaded and fetched."""
+    seen, since = progress_of(first), time.monotonic()
     while not condition():
-        assert time.monotonic() - began < timeout_s, what
+        if (now := progress_of(first)) != seen:
+            seen, since = now, time.monotonic()
+        assert time.monotonic() - since < QUIET_S, f"{what}; it stands at {seen}\n{first.logs()}"
         time.sleep(0.5)
-    return time.monotonic() - began
+
+
+def progress_of(first: TestMachine) -> list[object]:
+    done = first.run("catenary machines --json")
+    found = json.loads(done.stdout) if done.returncode == 0 else []
+    return [
+        (agent["agent_id"], agent["state"], agent["partitions"], agent["fetches"])
+        for machine in found
+        for agent in machine["agents"]
+    ]
 
 
 def hosting(machine: TestMachine) -> set[str]:
@@ -76,7 +93,11 @@ def hosting(machine: TestMachine) -> set[str]:
     return {each["machine"] for each in found if each["models"]}
 
 
-def test_three_machines_as_the_page_says(machines: dict[str, TestMachine]) -> None:
+def test_machines_as_the_page_says(
+    network: VirtualNetwork, machines: dict[str, TestMachine]
+) -> None:
+    network.impair(["first"], ["second"], delay_s=0.002, bytes_per_s=100 * MBIT)
+    network.impair(["first", "second"], ["third"], delay_s=0.01, bytes_per_s=50 * MBIT)
     line, began = "", time.monotonic()
     first, third = machines["first"], machines["third"]
     done = []
@@ -88,7 +109,7 @@ def test_three_machines_as_the_page_says(machines: dict[str, TestMachine]) -> No
             assert first_line(process).startswith("serving")
             line = line_in(first_line(process) + "'")
         elif text.startswith("catenaryd leave"):
-            until(lambda: hosting(first) == set(NAMES), 300, "all machines host something")
+            until(first, lambda: hosting(first) == set(NAMES), "all machines host something")
             figures.report(
                 "three machines", "all host a model after", time.monotonic() - began, "s"
             )
@@ -101,6 +122,7 @@ def test_three_machines_as_the_page_says(machines: dict[str, TestMachine]) -> No
     assert done.count("join") == 3
     assert {"up", "token", "machines", "bench", "leave"} <= set(done)
     _come_back(first, machines["second"])
+    _join_under_load(network, first, machines[LATER])
     _refusals(first, third, line)
 
 
@@ -116,6 +138,7 @@ def _holds(command: str, said: str, third: TestMachine) -> None:
         assert "token" not in said
     if command.startswith("catenary machines"):
         assert third.place.host in said
+        assert re.search(r"\d cores?, \d", said), said
 
 
 def _leave_under_load(first: TestMachine, machine: TestMachine, leave: str) -> None:
@@ -135,7 +158,42 @@ def _leave_under_load(first: TestMachine, machine: TestMachine, leave: str) -> N
     assert report["errors"] == {}
     assert report["answered"] > 0
     assert not list((machine.folder / ".catenary" / "certs").glob("*.pem"))
-    until(lambda: machine.name not in hosting(first), 240, "it hosts nothing any more")
+    until(first, lambda: machine.name not in hosting(first), "it hosts nothing any more")
+
+
+def _join_under_load(network: VirtualNetwork, first: TestMachine, machine: TestMachine) -> None:
+    """A machine joins over a slow link, which is cut while it fetches; no request is lost."""
+    others = [name for name in NAMES if name != "third"]
+    network.impair([machine.name], others, delay_s=0.01, bytes_per_s=50 * MBIT)
+    line = first.facts("catenaryd token create")["join"]
+    load = first.start(
+        f"catenary bench {IMAGES} --concurrency 2 --seconds 30 --timeout 180 --slo-ms 180000 --json"
+    )
+    joining = machine.start(f"catenaryd join '{line}' --name {machine.name}")
+    fetched = machine.folder / ".catenary" / "models"
+    deadline = time.monotonic() + QUIET_S
+    while not any(fetched.rglob(".fetched")):  # looked at often: the fetch takes a few seconds
+        assert time.monotonic() < deadline, f"it does not begin to fetch\n{machine.logs()}"
+        time.sleep(0.1)
+    network.cut([machine.name], others)
+    before = disk_bytes(fetched)
+    time.sleep(6.0)  # longer than the scheduler waits for a silent agent
+    network.impair([machine.name], others, delay_s=0.01, bytes_per_s=50 * MBIT)
+    began = time.monotonic()
+    until(first, lambda: machine.name in hosting(first), "it hosts a model after the cut")
+    figures.report("a machine joins", "hosts after the cut", time.monotonic() - began, "s")
+    assert joining.wait(120) == 0
+    figures.report("a machine joins", "on its disk before the cut", before / 1e6, "MB")
+    figures.report("a machine joins", "on its disk at last", disk_bytes(fetched) / 1e6, "MB")
+    assert load.wait(600) == 0
+    assert load.stdout is not None
+    report = json.loads(load.stdout.read())
+    assert report["errors"] == {}
+    assert report["answered"] > 0
+
+
+def disk_bytes(folder: Path) -> int:
+    return 512 * sum(file.stat().st_blocks for file in folder.rglob("*") if file.is_file())
 
 
 def _come_back(first: TestMachine, second: TestMachine) -> None:
@@ -144,9 +202,9 @@ def _come_back(first: TestMachine, second: TestMachine) -> None:
     assert again.returncode == 1
     assert "run already" in again.stderr
     os.kill(int((second.folder / ".catenary" / "join.lock").read_text()), 9)
-    until(lambda: second.name not in hosting(first), 240, "its agents end with their supervisor")
+    until(first, lambda: second.name not in hosting(first), "agents end with their supervisor")
     assert "is in cluster main" in second.do("catenaryd join")
-    until(lambda: second.name in hosting(first), 300, "it hosts a model again")
+    until(first, lambda: second.name in hosting(first), "it hosts a model again")
 
 
 def _refusals(first: TestMachine, third: TestMachine, used: str) -> None:
@@ -188,7 +246,7 @@ def test_over_ipv6_a_host_without_agents_serves_by_machines_that_join(
     assert f"[{first.place.host}]:8006" in line
     facts = second.facts(f"catenaryd join '{line}' --name second --transport-port 9100")
     assert facts["address"] == second.place.host
-    until(lambda: hosting(first) == {"second"}, 300, "the joined machine hosts the model")
+    until(first, lambda: hosting(first) == {"second"}, "the joined machine hosts the model")
     [only] = first.facts("catenary machines")
     assert (only["machine"], only["address"]) == ("second", second.place.host)
     report = first.facts(f"catenary bench {IMAGES} --seconds 3 --timeout 60 --slo-ms 60000")

@@ -230,7 +230,10 @@ async def test_the_pooled_planner_serves_and_plans_anew_without_a_killed_agent(
 ) -> None:
     add_profile(tmp_path / "models", ensure_model(tmp_path / "models", MODEL))
     # The second agent stays away for longer than the planner waits for it.
-    config = {"scheduler": {"replan_after_s": 0.0, "overdue_grace_ms": 2_000}}
+    config = {
+        "scheduler": {"replan_after_s": 0.0, "overdue_grace_ms": 2_000},
+        "agent": {"device_class": "cpu"},  # as the profile calls it
+    }
     with running_cluster(tmp_path, config=config) as running:
         async with under_load(running) as (client, load):
             shown = await client.plan()

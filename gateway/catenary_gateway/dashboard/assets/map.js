@@ -84,11 +84,12 @@ export class ClusterMap {
     const name = h("strong", null, agentId);
     const state = h("span", { class: "state" });
     const kind = h("span", { class: "kind" });
+    const hardware = h("span", { class: "hardware" });
     const held = h("span", { class: "held" });
     const drift = h("span", { class: "drift" });
     const card = h(
       "button", { type: "button", class: "agent", onclick: () => this.chooseAgent(agentId) },
-      h("span", { class: "agent-head" }, name, state), kind, busy, memory, drift, held,
+      h("span", { class: "agent-head" }, name, state), kind, hardware, busy, memory, drift, held,
     );
     card.agentId = agentId;
     card.show = (agent) => {
@@ -96,6 +97,7 @@ export class ClusterMap {
       attribute(card, "data-state", agent.state);
       attribute(card, "aria-pressed", String(this.agent === agentId));
       text(kind, kindOf(agent));
+      text(hardware, this.agent === agentId ? hardwareOf(agent.device_facts) : "");
       busy.show(agent.utilisation_ratio, percent(agent.utilisation_ratio));
       const used = agent.used_memory_bytes;
       const share = agent.memory_bytes ? used / agent.memory_bytes : 0;
@@ -127,6 +129,23 @@ function makeMachine([name]) {
 function kindOf(agent) {
   const kind = agent.device_class || agent.device;
   return agent.virtual_level > 1 ? `${kind}, 1/${agent.virtual_level} of ${agent.device_id || "a device"}` : kind;
+}
+
+/** "NVIDIA L4, 24 GB, compute capability 8.9, driver 580.65, PCIe 4 x16, 72 W"; empty where nobody says. */
+function hardwareOf(facts) {
+  if (!facts) return "";
+  const cuda = facts.cuda ? `CUDA ${facts.cuda}` : "";
+  return [
+    facts.name,
+    facts.cores ? `${facts.cores} ${facts.cores === 1 ? "core" : "cores"}` : "",
+    bytes(facts.total_bytes),
+    facts.compute_capability ? `compute capability ${facts.compute_capability}` : "",
+    facts.driver || cuda ? ["driver", facts.driver, cuda].filter(Boolean).join(" ") : "",
+    facts.pcie_generation && facts.pcie_width ? `PCIe ${facts.pcie_generation} x${facts.pcie_width}` : "",
+    facts.power_limit_milliwatts ? `${digits(facts.power_limit_milliwatts / 1000)} W` : "",
+    facts.mig_mode === "on" ? "MIG" : "",
+    ...facts.vector_instructions,
+  ].filter(Boolean).join(", ");
 }
 
 /** "net:1[0,4)" as a chip in the model's colour. */

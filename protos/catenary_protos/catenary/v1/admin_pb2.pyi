@@ -3,6 +3,7 @@
 isort:skip_file
 Operating a cluster. Served on its own port, with its own scope."""
 
+from catenary_protos.catenary.v1 import common_pb2 as _common_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -276,6 +277,7 @@ class AgentStatus(_message.Message):
     IMPAIRMENTS_FIELD_NUMBER: _builtins.int
     FETCHES_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    DEVICE_FACTS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     device: _builtins.str
     device_class: _builtins.str
@@ -320,6 +322,10 @@ class AgentStatus(_message.Message):
     def fetches(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentFetch]:
         """Files of models that it is fetching from its peers."""
 
+    @_builtins.property
+    def device_facts(self) -> _common_pb2.DeviceFacts:
+        """Absent: an emulated device, or an agent of an older release."""
+
     def __init__(
         self,
         *,
@@ -344,10 +350,11 @@ class AgentStatus(_message.Message):
         impairments: _abc.Iterable[Global___AgentImpairment] | None = ...,
         fetches: _abc.Iterable[Global___AgentFetch] | None = ...,
         address: _builtins.str = ...,
+        device_facts: _common_pb2.DeviceFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_facts", b"device_facts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "fetches", b"fetches", "group", b"group", "impairments", b"impairments", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agent_id", b"agent_id", "batches", b"batches", "block_slots", b"block_slots", "cached_block_tokens", b"cached_block_tokens", "device", b"device", "device_class", b"device_class", "device_facts", b"device_facts", "device_id", b"device_id", "fetches", b"fetches", "group", b"group", "impairments", b"impairments", "memory_bytes", b"memory_bytes", "most_block_tokens", b"most_block_tokens", "partitions", b"partitions", "server_id", b"server_id", "slowdown_ratio", b"slowdown_ratio", "state", b"state", "used_block_slots", b"used_block_slots", "used_memory_bytes", b"used_memory_bytes", "utilisation_ratio", b"utilisation_ratio", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

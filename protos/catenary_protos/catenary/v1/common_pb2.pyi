@@ -106,6 +106,73 @@ class Peer(_message.Message):
 Global___Peer: _TypeAlias = Peer  # noqa: Y015
 
 @_typing.final
+class DeviceFacts(_message.Message):
+    """What the driver or the system says of the device that an agent computes on. What nobody says is 0 or
+    empty.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
+    VECTOR_INSTRUCTIONS_FIELD_NUMBER: _builtins.int
+    COMPUTE_CAPABILITY_FIELD_NUMBER: _builtins.int
+    CUDA_FIELD_NUMBER: _builtins.int
+    DRIVER_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
+    PCIE_GENERATION_FIELD_NUMBER: _builtins.int
+    PCIE_WIDTH_FIELD_NUMBER: _builtins.int
+    POWER_LIMIT_MILLIWATTS_FIELD_NUMBER: _builtins.int
+    MIG_MODE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As its maker calls it: "NVIDIA L4", "AMD EPYC 7763 64-Core Processor"."""
+    total_bytes: _builtins.int
+    """Memory of the GPU, or what the control group leaves of the host's; how much of it was free when
+    the agent started.
+    """
+    free_bytes: _builtins.int
+    cores: _builtins.int
+    """Of a processor: cores that the agent's device has, and instructions that its libraries use."""
+    compute_capability: _builtins.str
+    """Of a GPU: compute capability ("8.9"), the newest CUDA of the driver ("13.0"), its release."""
+    cuda: _builtins.str
+    driver: _builtins.str
+    uuid: _builtins.str
+    pcie_generation: _builtins.int
+    pcie_width: _builtins.int
+    power_limit_milliwatts: _builtins.int
+    mig_mode: _builtins.str
+    """"on", "off", or empty for a GPU that cannot be divided."""
+    @_builtins.property
+    def vector_instructions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        total_bytes: _builtins.int = ...,
+        free_bytes: _builtins.int = ...,
+        cores: _builtins.int = ...,
+        vector_instructions: _abc.Iterable[_builtins.str] | None = ...,
+        compute_capability: _builtins.str = ...,
+        cuda: _builtins.str = ...,
+        driver: _builtins.str = ...,
+        uuid: _builtins.str = ...,
+        pcie_generation: _builtins.int = ...,
+        pcie_width: _builtins.int = ...,
+        power_limit_milliwatts: _builtins.int = ...,
+        mig_mode: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_capability", b"compute_capability", "cores", b"cores", "cuda", b"cuda", "driver", b"driver", "free_bytes", b"free_bytes", "mig_mode", b"mig_mode", "name", b"name", "pcie_generation", b"pcie_generation", "pcie_width", b"pcie_width", "power_limit_milliwatts", b"power_limit_milliwatts", "total_bytes", b"total_bytes", "uuid", b"uuid", "vector_instructions", b"vector_instructions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceFacts: _TypeAlias = DeviceFacts  # noqa: Y015
+
+@_typing.final
 class Hop(_message.Message):
     """One hop of a route: which partition runs on which agent, and when its device is booked."""
 

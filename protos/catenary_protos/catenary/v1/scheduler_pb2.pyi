@@ -1225,6 +1225,7 @@ class AgentHello(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     DECODER_RUNTIME_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_FACTS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     incarnation: _builtins.int
     device: _builtins.str
@@ -1271,6 +1272,10 @@ class AgentHello(_message.Message):
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionInAgent]:
         """Sessions that hold cache slots here."""
 
+    @_builtins.property
+    def device_facts(self) -> _common_pb2.DeviceFacts:
+        """Absent: an emulated device, or an older release."""
+
     def __init__(
         self,
         *,
@@ -1294,10 +1299,11 @@ class AgentHello(_message.Message):
         software_version: _builtins.str = ...,
         decoder_runtime: _builtins.str = ...,
         prefill_chunk_tokens: _builtins.int = ...,
+        device_facts: _common_pb2.DeviceFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_facts", b"device_facts", "peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "commits_caches_on_use", b"commits_caches_on_use", "decoder_runtime", b"decoder_runtime", "device", b"device", "device_class", b"device_class", "device_id", b"device_id", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "leader", b"leader", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "prefill_chunk_tokens", b"prefill_chunk_tokens", "server_id", b"server_id", "sessions", b"sessions", "software_version", b"software_version", "virtual_level", b"virtual_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "batches", b"batches", "commits_caches_on_use", b"commits_caches_on_use", "decoder_runtime", b"decoder_runtime", "device", b"device", "device_class", b"device_class", "device_facts", b"device_facts", "device_id", b"device_id", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "leader", b"leader", "link_bytes_per_second", b"link_bytes_per_second", "memory_bytes", b"memory_bytes", "partitions", b"partitions", "peer", b"peer", "prefill_chunk_tokens", b"prefill_chunk_tokens", "server_id", b"server_id", "sessions", b"sessions", "software_version", b"software_version", "virtual_level", b"virtual_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from catenary_protos.catenary.v1 import admin_pb2
+from catenary_protos.catenary.v1 import admin_pb2, common_pb2
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import ModelKey
 from scheduler_harness import MS, AgentScript, Crowd, add_model, admin, operated, scheduler, until
@@ -52,6 +52,18 @@ async def test_status_and_plan_of_a_running_cluster(configured: Configured, crow
         answer = await stub.GetPlan(admin_pb2.GetPlanRequest())
         assert json.loads(answer.plan_json)["models"][0]["name"] == "toy"
         assert "blocks 0 to 3 on agent-0" in answer.explanation
+
+
+async def test_status_has_what_agents_tell_of_their_devices(
+    configured: Configured, crowd: Crowd
+) -> None:
+    facts = common_pb2.DeviceFacts(name="NVIDIA L4", total_bytes=24 * 10**9, driver="580.65.06")
+    async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
+        await crowd.agent(process.port, "agent-0", AgentScript(device_facts=facts))
+        await crowd.agent(process.port, "agent-1")
+        told, older = (await stub.GetStatus(admin_pb2.GetStatusRequest())).agents
+        assert told.device_facts == facts
+        assert not older.HasField("device_facts")
 
 
 async def test_a_plan_is_applied_and_taken_back(configured: Configured, crowd: Crowd) -> None:

@@ -146,7 +146,7 @@ async def test_measurements_correct_times_that_are_wrong(
     # By its profile one row takes 3.6 s on a P4, and the SLO is 2 s; in truth it is as fast as any.
     add_profile(tmp_path, guessed=True, l4=1.0, p4=900.0)
     quick = configured(expected_agents=2, replan_lasting_s=0.0, replan_interval_s=0.0)
-    async with scheduler(quick) as process, admin(process.port) as stub:
+    async with operated(quick) as (process, stub):
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "l4-0", FAST)
         await crowd.agent(process.port, "p4-0", AgentScript(device_class="p4"))
@@ -163,7 +163,7 @@ async def test_an_slo_no_pooled_plan_can_keep_falls_back_with_the_reason(
     configured: Configured, crowd: Crowd, tmp_path: Path
 ) -> None:
     add_profile(tmp_path, l4=900.0, p4=900.0)  # 3.6 s for one row; the SLO is 2 s
-    async with scheduler(configured(expected_agents=2)) as process, admin(process.port) as stub:
+    async with operated(configured(expected_agents=2)) as (process, stub):
         gateway = await crowd.gateway(process.port)
         await crowd.agent(process.port, "l4-0", FAST)
         await crowd.agent(process.port, "p4-0", AgentScript(device_class="p4"))
