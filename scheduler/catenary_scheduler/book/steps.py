@@ -18,6 +18,7 @@ as long as a step with one of its chunks. It expires by itself.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from catenary_scheduler.book.core import Timeline
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
@@ -30,6 +31,7 @@ _WINDOW_NS = 2.0 * NANOSECONDS_PER_SECOND
 _MOST_LOAD = 0.98
 
 
+@dataclass(frozen=True, slots=True)
 class StepLine:
     """Times of one partition's part of a step on one agent, in nanoseconds.
 
@@ -47,42 +49,16 @@ class StepLine:
             another agent of it is slower.
     """
 
-    __slots__ = (
-        "blocks",
-        "chunk_tokens",
-        "context_token_ns",
-        "lone_ns",
-        "most",
-        "prompt_ns",
-        "prompt_token_ns",
-        "session_ns",
-        "share",
-        "step_ns",
-    )
-
-    def __init__(
-        self,
-        blocks: int,
-        step_ns: float,
-        session_ns: float,
-        context_token_ns: float,
-        lone_ns: float = 0.0,
-        prompt_ns: float = 0.0,
-        prompt_token_ns: float = 0.0,
-        chunk_tokens: int = 0,
-        share: float = 1.0,
-        most: float = 1.0,
-    ) -> None:
-        self.blocks = blocks
-        self.step_ns = step_ns
-        self.session_ns = session_ns
-        self.context_token_ns = context_token_ns
-        self.lone_ns = lone_ns
-        self.prompt_ns = prompt_ns
-        self.prompt_token_ns = prompt_token_ns
-        self.chunk_tokens = chunk_tokens
-        self.share = share
-        self.most = most
+    blocks: int
+    step_ns: float
+    session_ns: float
+    context_token_ns: float
+    lone_ns: float = 0.0
+    prompt_ns: float = 0.0
+    prompt_token_ns: float = 0.0
+    chunk_tokens: int = 0
+    share: float = 1.0
+    most: float = 1.0
 
     def step(self, used: int, tokens: int) -> float:
         """Returns the time of a step of sessions that hold `used` slots and so many tokens in them.

@@ -84,9 +84,15 @@ class Cluster:
         return RequestId(GatewayId("g"), self.numbers)
 
     def photograph(self, now: int, budget: int = FAR) -> DispatchBatch | Reject:
-        (answer,) = self.tell(now, RequestArrived(self.request(), CATS, 1, now + budget))
+        request = self.request()
+        (answer,) = self.tell(now, RequestArrived(request, CATS, 1, now + budget))
         assert isinstance(answer, DispatchBatch | Reject)
         return answer
+
+    def computed(self, batch: DispatchBatch, start: int, end: int) -> None:
+        """Reports a photograph and has its gateway say that it has the result."""
+        self.tell(end, StageReported(batch.batch, 0, start, end))
+        self.tell(end, RequestCompleted(batch.slices[0].request))
 
     def chat(self, now: int, objectives: TokenObjectives | None = None) -> StartSession:
         event = SessionRequested(self.request(), LLAMA, 8, 100, FAR, objectives=objectives)
@@ -103,6 +109,7 @@ def test_a_photograph_is_promised_the_time_it_takes_beside_a_chat() -> None:
     assert isinstance(batch, DispatchBatch)
     assert batch.expected_finish_ns == now + BATCH_NS + STEP_NS
     assert (batch.path[0].duration_ns, batch.path[0].steps_ns) == (BATCH_NS + STEP_NS, STEP_NS)
+    cluster.computed(batch, now + STEP_NS, now + STEP_NS + BATCH_NS)
     cluster.tell(now, RequestCompleted(start.request))
     cluster.tell(now, SessionsClosed(A, (start.session,)))
     later = cluster.photograph(6_000 * MS)
@@ -161,23 +168,23 @@ def busy_with_photographs(cluster: Cluster) -> int:
     for start in range(0, 10_000 * MS, 2 * BATCH_NS):
         batch = cluster.photograph(start)
         assert isinstance(batch, DispatchBatch)
-        cluster.tell(start + BATCH_NS, StageReported(batch.batch, 0, start, start + BATCH_NS))
+        cluster.computed(batch, start, start + BATCH_NS)
     return 10_000 * MS
 
 
 def test_a_chat_takes_the_agent_that_computes_no_photographs() -> None:
     cluster = Cluster(vision(A), language(A, B))
-    assert cluster.chat(0).path[0].agent == A  # of equals the first
+    assert cluster.chat(0).hops[0].agent == A  # of equals the first
     fresh = Cluster(vision(A), language(A, B))
     now = busy_with_photographs(fresh)
-    assert fresh.chat(now).path[0].agent == B
+    assert fresh.chat(now).hops[0].agent == B
 
 
 def test_tokens_are_promised_at_the_pace_beside_photographs() -> None:
     idle, busy = (Cluster(vision(A), language(A)) for _ in range(2))
     now = busy_with_photographs(busy)
-    alone = idle.chat(now).expected_per_token_ns
-    shared = busy.chat(now).expected_per_token_ns
+    alone = idle.chat(now).predicted_per_token_ns
+    shared = busy.chat(now).predicted_per_token_ns
     assert alone == STEP_NS
     assert 1.8 * STEP_NS < shared < 2.2 * STEP_NS  # batches have half of the time, steps the rest
 
@@ -186,7 +193,7 @@ def test_an_objective_that_photographs_leave_no_time_for_sends_a_chat_elsewhere(
     objectives = TokenObjectives(0, 8 * MS)
     cluster = Cluster(vision(A), language(A, B), policy="slo")
     now = busy_with_photographs(cluster)
-    chosen = [cluster.chat(now + at * 100 * MS, objectives).path[0].agent for at in range(2)]
+    chosen = [cluster.chat(now + at * 100 * MS, objectives).hops[0].agent for at in range(2)]
     assert chosen[0] == B
 
 
