@@ -88,7 +88,7 @@ class Timeline:
         self.step_ns: Nanoseconds = 0
         """Step of language models that a batch may wait for; 0 if there are none (`steps`)."""
         self.step_ratio = 0
-        """What steps take beside a batch, in 1024ths of the time of the batch."""
+        """Time that steps take beside a batch, in 1024ths of the time of the batch."""
         self.chunk_ns: Nanoseconds = 0
         """The same as `step_ns` for batches that are ready before `chunks_until`."""
         self.chunks_until: Nanoseconds = 0

@@ -47,7 +47,7 @@ class ChainWorkers:
         self._lines: dict[tuple[ChainHop, ...], tuple[LatencyLines | None, float]] = {}
         self._workers: dict[ChainState, Worker] = {}
         self._waits: dict[ChainState, float] = {}
-        """What a step of each worker waits for batches on its devices, in nanoseconds."""
+        """Nanoseconds that a step of each worker waits for batches on its devices."""
         self._waits_seen: Nanoseconds = 0
 
     def all(self) -> list[Worker]:
