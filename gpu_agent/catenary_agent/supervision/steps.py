@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from catenary_agent.devices.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.supervision.faults import LOADING, SERVING, FaultInjector
+from catenary_agent.supervision.turns import DeviceTurns
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import Nanoseconds, PartitionKey
 
@@ -59,6 +60,10 @@ class RunningSteps:
 
     Each access to the table is a single dictionary operation, which the interpreter executes
     atomically.
+
+    Attributes:
+        turns: What a thread holds while it computes on the device. A step is registered when its
+            turn has come, so that waiting for a turn never looks like a step that does not end.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class RunningSteps:
         clock: Callable[[], Nanoseconds] = time.monotonic_ns,
     ) -> None:
         """Begins without steps; `faults` lets tests disturb them."""
+        self.turns = DeviceTurns()
         self._faults = faults if faults is not None and faults.is_armed else None
         self._clock = clock
         self.lost: Callable[[BaseException], None] = lambda error: None

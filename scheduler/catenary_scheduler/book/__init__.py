@@ -12,7 +12,8 @@ of a transfer. A batch books a chain of uses. The verbs are
     expire   release every batch that was not confirmed in time
 
 Cache slots of generating sessions are counted, not timed: `slots.SlotLedger`, reached as
-`Book.slots`, has the same verbs for them.
+`Book.slots`, has the same verbs for them. Where a session's device computes batches too, its slots
+also reserve a share of the device's time for its steps (`steps`).
 
 Memory is authoritative; `take_changes` returns the journal for the writer to Redis.
 """
@@ -33,12 +34,14 @@ from catenary_scheduler.book.core import (
 from catenary_scheduler.book.probe import ProbeStage
 from catenary_scheduler.book.reservation import Reservation, ReservationChange
 from catenary_scheduler.book.slots import SlotLedger
+from catenary_scheduler.book.steps import DeviceSteps, StepLine
 
 __all__ = [
     "COMPILED",
     "Book",
     "BookedInterval",
     "Cache",
+    "DeviceSteps",
     "Path",
     "PathHop",
     "Pool",
@@ -49,6 +52,7 @@ __all__ = [
     "ReservationChange",
     "SlotClaims",
     "SlotLedger",
+    "StepLine",
     "Timeline",
     "cache_of",
     "earliest_slot",

@@ -32,6 +32,10 @@ cdef struct Line:
     int64_t busy_until
     int64_t done_until
     int64_t gap  # no gap between two intervals is longer
+    int64_t step_ns
+    int64_t step_ratio
+    int64_t chunk_ns
+    int64_t chunks_until
 
 
 cdef inline Py_ssize_t behind(const int64_t* values, Py_ssize_t count, int64_t moment) noexcept nogil:
@@ -93,6 +97,15 @@ cdef inline int64_t both_free(Line* uplink, Line* downlink, int64_t moment, int6
         moment = free_from(downlink, sends, length)
         if moment == sends:
             return moment
+
+
+cdef inline int64_t with_steps(const Line* line, int64_t ready, int64_t duration) noexcept nogil:
+    """See `Timeline.with_steps`."""
+    cdef int64_t more
+    if ready < line.chunks_until:
+        return duration + line.chunk_ns
+    more = duration * line.step_ratio >> 10
+    return duration + (more if more < line.step_ns else line.step_ns)
 
 
 cdef inline int64_t transfer_ns(int64_t nbytes, int64_t bytes_per_second) noexcept nogil:
@@ -170,6 +183,49 @@ cdef class Timeline:
     def done_until(self):
         """Latest moment up to which the real use of this resource is known."""
         return self.line.done_until
+
+    @property
+    def step_ns(self):
+        """Step of language models that a batch may wait for."""
+        return self.line.step_ns
+
+    @property
+    def step_ratio(self):
+        """What steps take beside a batch, in 1024ths of the time of the batch."""
+        return self.line.step_ratio
+
+    @property
+    def chunk_ns(self):
+        """The same as `step_ns` for batches that are ready before `chunks_until`."""
+        return self.line.chunk_ns
+
+    @property
+    def chunks_until(self):
+        """Moment until which prompts are computed."""
+        return self.line.chunks_until
+
+    @property
+    def has_steps(self):
+        """True if batches take longer here because steps are computed between them."""
+        return self.line.step_ns > 0 or self.line.chunk_ns > 0
+
+    def take_steps(self, int64_t step_ns, int64_t step_ratio, int64_t chunk_ns, int64_t chunks_until):
+        """Sets what steps take beside the batches that are booked from now on."""
+        cdef Line* line = &self.line
+        cdef bint before = line.step_ns > 0 or line.chunk_ns > 0
+        cdef bint has = step_ns > 0 or chunk_ns > 0
+        cdef tuple watcher
+        line.step_ns = step_ns
+        line.step_ratio = step_ratio
+        line.chunk_ns = chunk_ns
+        line.chunks_until = chunks_until
+        if has != before:
+            for watcher in self.watchers:
+                (<Pool>watcher[0]).sharing += 1 if has else -1
+
+    def with_steps(self, int64_t ready, int64_t duration):
+        """Returns the time to book for a batch of `duration` that is ready at a moment."""
+        return with_steps(&self.line, ready, duration)
 
     cpdef insert(self, BookedInterval use):
         """Adds an interval; InternalError if it overlaps another one."""
@@ -343,6 +399,7 @@ cdef class Pool:
     cdef readonly list members
     cdef readonly dict index_of
     cdef readonly int64_t fastest
+    cdef readonly Py_ssize_t sharing
     cdef Py_ssize_t size
     cdef Py_ssize_t port_count
     cdef int64_t* busy  # when each GPU becomes free for good
@@ -416,9 +473,11 @@ cdef class Pool:
         """Starts to follow the members' timelines."""
         cdef PoolMember member
         cdef Py_ssize_t index
+        self.sharing = 0
         for index in range(self.size):
             member = self.members[index]
             self.note(index, &member.gpu.line)
+            self.sharing += member.gpu.has_steps
             member.gpu.watchers.append((self, index))
 
     def detach(self):
@@ -611,7 +670,16 @@ cdef class PoolChain:
             hop = self.scratch + i
             pool = <Pool>self.pools[i]
             hop.duration = stage.compute[rows - 1]
-            if before is None or stage.row_bytes == 0:
+            if pool.sharing:
+                if before is None or stage.row_bytes == 0:
+                    beside_steps(pool, NULL, 0, home_of(before, stage, self.scratch, i), moment, 0, hop)
+                else:
+                    beside_steps(
+                        pool, before.uplink[self.scratch[i - 1].index],
+                        before.speed[self.scratch[i - 1].index],
+                        home_of(before, stage, self.scratch, i), moment, stage.row_bytes * rows, hop,
+                    )
+            elif before is None or stage.row_bytes == 0:
                 without_transfer(pool, moment, hop)
             else:
                 with_transfer(
@@ -751,6 +819,54 @@ cdef void with_transfer(Pool pool, Line* uplink, int64_t speed, Py_ssize_t home,
     hop.sent = sent
     hop.length = length
     hop.start = arrival
+
+
+cdef inline Py_ssize_t home_of(Pool before, const Stage* stage, const Hop* scratch, Py_ssize_t i) noexcept:
+    """Index of the member that has the data already; -1 if none has."""
+    return -1 if before is None else stage.home[scratch[i - 1].index]
+
+
+cdef void beside_steps(Pool pool, Line* uplink, int64_t speed, Py_ssize_t home, int64_t moment,
+                       int64_t nbytes, Hop* hop) noexcept:
+    """Every GPU is examined, since they take different times; without `uplink` nothing is sent."""
+    cdef Py_ssize_t index, found = -1
+    cdef int64_t duration = hop.duration, ready, spent, start, busy, finish
+    cdef int64_t best_finish = NEVER, best_busy = -1
+    cdef bint fills, best_fills = True, better
+    cdef Port* port
+    for index in range(pool.port_count):
+        pool.ports[index].sent = -1
+    for index in range(pool.size):
+        port = pool.ports + pool.port_of[index]
+        if port.sent < 0:
+            port.length = 0
+            port.sent = moment
+            if uplink != NULL:
+                port.length = transfer_ns(nbytes, speed if speed < port.speed else port.speed)
+                port.sent = both_free(uplink, port.downlink, moment, port.length)
+        ready = moment if index == home else port.sent + port.length
+        spent = with_steps(pool.gpu[index], ready, duration)
+        start = free_from(pool.gpu[index], ready, spent)
+        pool.gap[index] = pool.gpu[index].gap
+        busy = pool.busy[index]
+        finish = start + spent
+        fills = busy > start
+        better = found < 0 or finish < best_finish
+        if not better and finish == best_finish:
+            if fills != best_fills:
+                better = best_fills
+            else:
+                better = busy >= best_busy  # of equals the later one
+        if better:
+            found = index
+            best_finish = finish
+            best_fills = fills
+            best_busy = busy
+            hop.sent = moment if index == home else port.sent
+            hop.length = 0 if index == home else port.length
+            hop.start = start
+            hop.duration = spent
+    hop.index = found
 
 
 cdef inline void receive(Pool pool, Py_ssize_t index, Line* uplink, int64_t speed, int64_t moment,

@@ -76,9 +76,11 @@ class Book:
 
     def member(self, agent: Agent) -> PoolMember:
         """Returns the timelines and the link speed of an agent, as a member of a pool."""
+        gpu = self.timeline(gpu_of(agent.agent_id))
+        self.slots.computes_batches(agent.agent_id, gpu)
         return PoolMember(
             agent.agent_id,
-            self.timeline(gpu_of(agent.agent_id)),
+            gpu,
             self.timeline(ResourceId(f"uplink/{agent.server}")),
             self.timeline(ResourceId(f"downlink/{agent.server}")),
             max(1, agent.link_bytes_per_second),
@@ -157,6 +159,10 @@ class Book:
         if use.done:
             return None
         drift = end_ns - use.end
+        if not transfer and self.slots.devices:
+            device = self.slots.devices.get(use.timelines[0].resource)
+            if device is not None:
+                device.computed(start_ns, end_ns)
         for ahead in booking.uses[: booking.uses.index(use)]:
             if not ahead.done:
                 self._settle(ahead, ahead.start, min(ahead.end, start_ns))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from catenary_scheduler.book.steps import CacheSteps
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ResourceId
 
 _RESOURCE = re.compile(r"cache/([^/]+)/(.+):([^:]+)\[(\d+),(\d+)\)")
@@ -19,6 +20,9 @@ class Cache:
     Tokens are counted once per block: `tokens` are those that sessions are known to have cached,
     `unseen` those that the agent reports beyond them, and `token_capacity` is their limit. A
     `token_capacity` of 0 means that slots are the only limit.
+
+    `steps` reserve the time of the sessions on a device that computes batches too; None for any
+    other device.
     """
 
     __slots__ = (
@@ -26,6 +30,7 @@ class Cache:
         "capacity",
         "partition",
         "resource",
+        "steps",
         "token_capacity",
         "tokens",
         "unseen",
@@ -41,6 +46,13 @@ class Cache:
         self.token_capacity = 0
         self.tokens = 0
         self.unseen = 0
+        self.steps: CacheSteps | None = None
+
+    def use(self, slots: int) -> None:
+        """Counts slots that a session takes, or frees if they are less than 0."""
+        self.used += slots
+        if self.steps is not None:
+            self.steps.count(self.used, self.tokens)
 
     def has_tokens(self, more: int) -> bool:
         """Returns True if `more` tokens fit, each counted once per block."""

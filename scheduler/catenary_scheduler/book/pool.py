@@ -33,13 +33,17 @@ class Pool:
 
     Invariant: `order` holds (busy_until, index) of every member's GPU, sorted. The timelines keep
     it sorted while the pool is attached.
+
+    Attributes:
+        sharing: Number of members whose GPU computes steps of language models beside batches.
     """
 
-    __slots__ = ("fastest", "index_of", "members", "order", "ports")
+    __slots__ = ("fastest", "index_of", "members", "order", "ports", "sharing")
 
     def __init__(self, members: list[PoolMember]) -> None:
         self.members = members
         self.order: list[tuple[Nanoseconds, int]] = []
+        self.sharing = 0
         self.index_of: dict[AgentId, int] = {m.agent: i for i, m in enumerate(members)}
         self.fastest = max(member.bytes_per_second for member in members)
         ports: dict[tuple[int, int], tuple[Timeline, int, list[int]]] = {}
@@ -55,6 +59,7 @@ class Pool:
     def attach(self) -> None:
         """Starts to follow the timelines of the members."""
         self.order = sorted((m.gpu.busy_until, i) for i, m in enumerate(self.members))
+        self.sharing = sum(member.gpu.has_steps for member in self.members)
         for index, member in enumerate(self.members):
             member.gpu.watchers.append((self, index))
 
@@ -69,6 +74,10 @@ class Pool:
         for moment, index in self.order:
             moments[index] = moment
         return moments
+
+    def shared(self, more: int) -> None:
+        """Counts members that began to compute steps, or ended it."""
+        self.sharing += more
 
     def moved(self, index: int, before: Nanoseconds, after: Nanoseconds) -> None:
         """Moves a member to its new place in the order."""

@@ -22,7 +22,9 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from catenary_scheduler.book.caches import Cache, SlotClaims, cache_of, place_of
+from catenary_scheduler.book.core import Timeline
 from catenary_scheduler.book.reservation import Reservation, ReservationChange
+from catenary_scheduler.book.steps import CacheSteps, DeviceSteps, StepLine
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -61,6 +63,10 @@ class SlotLedger:
 
     Invariants: the use of a cache is the sum of what sessions hold of it; `reserve` never makes it
     exceed the capacity; replaying the journal gives `snapshot()`.
+
+    Attributes:
+        devices: Devices that compute both batches and steps, by resource.
+        prompts: Number of prompts for which time was reserved there.
     """
 
     def __init__(self) -> None:
@@ -68,6 +74,9 @@ class SlotLedger:
         self._holdings: dict[SessionId, _Holding] = {}
         self._expiries: list[tuple[Nanoseconds, SessionId]] = []
         self._touched: dict[_Holding, None] = {}
+        self._timelines: dict[AgentId, Timeline] = {}
+        self.devices: dict[ResourceId, DeviceSteps] = {}
+        self.prompts = 0
 
     # Resources
 
@@ -77,6 +86,7 @@ class SlotLedger:
         if cache is None:
             cache = Cache(agent, partition)
             self._caches[cache.resource] = cache
+            self._share(cache)
         return cache
 
     def caches(self) -> list[Cache]:
@@ -88,6 +98,45 @@ class SlotLedger:
         for cache in self.caches():
             if not cache.capacity and not cache.used:
                 del self._caches[cache.resource]
+                if cache.steps is not None:
+                    cache.steps.leave()
+
+    # Time on devices that compute batches too
+
+    def computes_batches(self, agent: AgentId, timeline: Timeline) -> None:
+        """Has the steps of sessions on this agent reserve time beside the batches of its device."""
+        if agent not in self._timelines:
+            self._timelines[agent] = timeline
+            for cache in self.caches():
+                self._share(cache)
+
+    def take_line(self, cache: Cache, line: StepLine | None) -> None:
+        """Takes the times of the steps of a cache's sessions; None if they are not known."""
+        if cache.steps is not None:
+            cache.steps.line = line
+            cache.steps.count(cache.used, cache.tokens)
+
+    def prompt_comes(self, claims: SlotClaims, tokens: int, now: Nanoseconds) -> None:
+        """Reserves the time of a prompt on every device along a chain that computes batches too."""
+        self.prompts += 1
+        for cache in claims.caches:
+            if cache.steps is not None:
+                cache.steps.count(cache.used, cache.tokens)
+                cache.steps.prompt(tokens, now)
+
+    def contexts_grew(self) -> None:
+        """Reserves the time of steps by the tokens that sessions have cached by now."""
+        for cache in self._caches.values() if self.devices else ():
+            if cache.steps is not None and cache.used:
+                cache.steps.count(cache.used, cache.tokens)
+
+    def wait_ns(self, claims: SlotClaims, now: Nanoseconds) -> float:
+        """Returns how long a step on a chain waits for batches, on all its devices together."""
+        waits = 0.0
+        for cache in claims.caches:
+            if cache.steps is not None:
+                waits += cache.steps.wait_ns(now)
+        return waits
 
     # The verbs
 
@@ -113,7 +162,7 @@ class SlotLedger:
         if lacking is not None:
             raise InternalError(f"session {session} finds too few slots in {lacking.resource}")
         for at, cache in enumerate(claims.caches):
-            cache.used += claims.slots[at]
+            cache.use(claims.slots[at])
         holding = _Holding(session, now, expires_ns)
         holding.caches = claims.caches
         holding.slots = claims.slots
@@ -157,12 +206,12 @@ class SlotLedger:
             holding.slots = (*holding.slots, 0)
         at = holding.caches.index(cache)
         if holding.held >> at & 1:
-            cache.used -= holding.slots[at]
+            cache.use(-holding.slots[at])
         bit = 1 << at
         holding.changed |= bit
         holding.slots = (*holding.slots[:at], slots, *holding.slots[at + 1 :])
         if slots > 0:
-            cache.used += slots
+            cache.use(slots)
             holding.held |= bit
         else:
             holding.held &= ~bit
@@ -180,7 +229,7 @@ class SlotLedger:
         for at, cache in enumerate(holding.caches):
             bit = 1 << at
             if holding.held & bit and (agent is None or cache.agent == agent):
-                cache.used -= holding.slots[at]
+                cache.use(-holding.slots[at])
                 holding.held &= ~bit
                 holding.changed |= bit
                 freed.append(cache)
@@ -309,6 +358,15 @@ class SlotLedger:
             holding.written = holding.held
 
     # Inside
+
+    def _share(self, cache: Cache) -> None:
+        timeline = self._timelines.get(cache.agent)
+        if timeline is None or cache.steps is not None:
+            return
+        device = self.devices.get(timeline.resource)
+        if device is None:
+            device = self.devices[timeline.resource] = DeviceSteps(timeline)
+        cache.steps = CacheSteps(device)
 
     def _enter(self, holding: _Holding) -> None:
         self._holdings[holding.session] = holding

@@ -17,6 +17,10 @@ class Watcher(Protocol):
         """Records that the timeline the watcher knows by `index` becomes free at another moment."""
         ...
 
+    def shared(self, more: int) -> None:
+        """Records that `more` timelines than before have steps beside batches."""
+        ...
+
 
 class BookedInterval:
     """One booked interval on one or several resources at once.
@@ -57,7 +61,19 @@ class Timeline:
     bisection runs in C.
     """
 
-    __slots__ = ("busy_until", "done_until", "ends", "resource", "starts", "uses", "watchers")
+    __slots__ = (
+        "busy_until",
+        "chunk_ns",
+        "chunks_until",
+        "done_until",
+        "ends",
+        "resource",
+        "starts",
+        "step_ns",
+        "step_ratio",
+        "uses",
+        "watchers",
+    )
 
     def __init__(self, resource: ResourceId) -> None:
         self.resource = resource
@@ -69,6 +85,41 @@ class Timeline:
         self.done_until: Nanoseconds = 0
         """Latest moment up to which the real use of this resource is known."""
         self.watchers: list[tuple[Watcher, int]] = []
+        self.step_ns: Nanoseconds = 0
+        """Step of language models that a batch may wait for; 0 if there are none (`steps`)."""
+        self.step_ratio = 0
+        """Time that steps take beside a batch, in 1024ths of the time of the batch."""
+        self.chunk_ns: Nanoseconds = 0
+        """The same as `step_ns` for batches that are ready before `chunks_until`."""
+        self.chunks_until: Nanoseconds = 0
+
+    @property
+    def has_steps(self) -> bool:
+        """True if batches take longer here because steps are computed between them."""
+        return self.step_ns > 0 or self.chunk_ns > 0
+
+    def take_steps(
+        self,
+        step_ns: Nanoseconds,
+        step_ratio: int,
+        chunk_ns: Nanoseconds,
+        chunks_until: Nanoseconds,
+    ) -> None:
+        """Sets what steps take beside the batches that are booked from now on."""
+        before = self.has_steps
+        self.step_ns, self.step_ratio = step_ns, step_ratio
+        self.chunk_ns, self.chunks_until = chunk_ns, chunks_until
+        more = self.has_steps - before
+        if more:
+            for watcher, _ in self.watchers:
+                watcher.shared(more)
+
+    def with_steps(self, ready: Nanoseconds, duration: Nanoseconds) -> Nanoseconds:
+        """Returns the time to book for a batch of `duration` that is ready at a moment."""
+        if ready < self.chunks_until:
+            return duration + self.chunk_ns
+        more = duration * self.step_ratio >> 10
+        return duration + (more if more < self.step_ns else self.step_ns)
 
     def insert(self, use: BookedInterval) -> None:
         """Inserts an interval at its place in time.

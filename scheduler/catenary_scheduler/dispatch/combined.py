@@ -71,10 +71,10 @@ class CombinedDispatcher:
                 | MoveCostsMeasured()
                 | CachesReported()
             ):
-                return self.chained.handle(event, now)
+                return self._chained(event, now)
             case RequestCancelled() | RequestCompleted():
                 if self.chained.has(event.request):
-                    return self.chained.handle(event, now)
+                    return self._chained(event, now)
                 return self.pooled.handle(event, now)
             case PlanActivated():
                 chains, pipelines = _split(event.plan)
@@ -82,7 +82,20 @@ class CombinedDispatcher:
                     PlanActivated(chains), now
                 )
             case AgentJoined() | AgentLost() | Tick():
-                return self.pooled.handle(event, now) + self.chained.handle(event, now)
+                return self.pooled.handle(event, now) + self._chained(event, now)
+
+    def _chained(self, event: Event, now: Nanoseconds) -> list[Command]:
+        """Hands an event to the chains; batches that wait are looked at again if sessions began.
+
+        Their last safe moment may be earlier now, where steps take time of the same devices.
+        """
+        slots = self._book.slots
+        before = slots.prompts
+        commands = self.chained.handle(event, now)
+        if slots.prompts != before:
+            self.pooled.look_again()
+            commands += self.pooled.handle(Tick(), now)
+        return commands
 
     def next_wakeup(self) -> Nanoseconds | None:
         """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""

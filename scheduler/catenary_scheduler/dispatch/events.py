@@ -302,6 +302,8 @@ class PlannedHop:
     transfer_ns: Nanoseconds = 0
     """Duration of the transfer into this hop, on the links of both servers; 0 if nothing is
     booked."""
+    steps_ns: Nanoseconds = 0
+    """Part of `duration_ns` that is booked for steps of language models on the same device."""
 
 
 @dataclass(frozen=True, slots=True)

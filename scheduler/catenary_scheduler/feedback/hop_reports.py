@@ -113,7 +113,9 @@ class HopReports:
             agent, partition = hop.booked.agent, hop.booked.partition
             self._utilisation.add(agent, hop.real_ns)
             self._profiles.served(agent, partition, hop.rows, hop.real_ns, hop.reported_ns)
-            self._slowdowns.reported(agent, hop.real_ns, hop.booked.duration_ns, hop.reported_ns)
+            # Agents report the time of the batch alone, not that of the step it waited for.
+            booked_ns = hop.booked.duration_ns - hop.booked.steps_ns
+            self._slowdowns.reported(agent, hop.real_ns, booked_ns, hop.reported_ns)
             self._impairment_detector.reported(
                 agent, partition, hop.rows, hop.real_ns, hop.reported_ns
             )

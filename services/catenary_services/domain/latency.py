@@ -6,7 +6,7 @@ nanoseconds as floats, because coefficients are: a context token may cost less t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from catenary_services.domain.ids import Nanoseconds
 
@@ -52,6 +52,8 @@ class LatencyLines:
         prefill_later_token_ns: With chunks, the time per token behind the first chunk. It is less
             than k1, because chunks follow each other and agents of a chain compute different ones
             at the same time; 0 for k1.
+        hop_shares: Share of each agent of the chain in the time of a step; empty if all of it is
+            spent at one.
     """
 
     prefill_token_ns: float
@@ -65,6 +67,7 @@ class LatencyLines:
     cache_token: float = 1.0
     cache_session: float = 0.0
     prefill_later_token_ns: float = 0.0
+    hop_shares: tuple[float, ...] = ()
 
     def prefill(self, tokens: float) -> float:
         """Returns the nanoseconds of one pass over prompts of `tokens` tokens in all (eq. 2)."""
@@ -81,6 +84,19 @@ class LatencyLines:
             self.decode_context_token_ns * context_tokens
             + self.decode_session_ns * sessions
             + self.decode_ns
+        )
+
+    def delayed(self, wait_ns: float) -> LatencyLines:
+        """Returns the lines of a worker whose every pass waits that long for its devices."""
+        chunk = self.prefill_chunk_tokens
+        later_ns = self.prefill_later_token_ns
+        return replace(
+            self,
+            prefill_ns=self.prefill_ns + wait_ns,
+            prefill_floor_ns=self.prefill_floor_ns + wait_ns if self.prefill_floor_ns else 0.0,
+            prefill_later_token_ns=later_ns + wait_ns / chunk if later_ns and chunk else later_ns,
+            decode_ns=self.decode_ns + wait_ns,
+            decode_lone_ns=self.decode_lone_ns + wait_ns if self.decode_lone_ns else 0.0,
         )
 
     def cache(self, tokens: float) -> float:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from catenary_agent.devices import processor
-from catenary_agent.devices.catalogue import CATALOGUE, class_of_gpu
 from catenary_agent.devices.device import default_device_class
 from catenary_agent.devices.facts import device_facts
 from catenary_agent.devices.processor import (
@@ -24,6 +23,7 @@ from catenary_agent.devices.processor import (
 from catenary_agent.executors.device import Device
 from catenary_agent.share import ShareRequest, device_cores, take_share
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_services.devices.catalogue import CATALOGUE, class_of_gpu
 from catenary_services.rules.checking import check
 
 SUPPORT = Path(__file__).resolve().parents[2] / "support"

@@ -18,6 +18,13 @@ native: ModuleType = pytest.importorskip(
 )
 
 
+STEPS = st.one_of(
+    st.just((0, 0, 0, 0)),
+    st.tuples(st.integers(0, 6), st.integers(0, 4096), st.integers(0, 9), st.integers(0, 60)),
+)
+"""Arguments of `take_steps`."""
+
+
 class Side:
     """The same cluster, made of the classes of one of the twins."""
 
@@ -86,11 +93,17 @@ class Side:
                 line.ran_until(end)
             use.start, use.end = start, end
 
+    def generate(self, which: int, steps: tuple[int, int, int, int]) -> None:
+        """A device computes steps of language models from now on, or none."""
+        self.gpus[which % len(self.gpus)].take_steps(*steps)
+
     def state(self) -> list[Any]:
         lines = [*self.gpus, *self.links.values()]
         return [
             [(list(one.starts), list(one.ends), one.busy_until, one.done_until) for one in lines],
             [each.free_moments() for each in self.pools],
+            [each.sharing for each in self.pools],
+            [one.with_steps(ready, 7) for one in self.gpus for ready in (0, 20, 40)],
         ]
 
 
@@ -125,11 +138,15 @@ def test_both_twins_find_the_same_paths_in_the_same_book(
         rows, deadline = data.draw(st.integers(1, 4)), now + data.draw(st.integers(0, 60))
         assert plain.path(rows, now) == compiled.path(rows, now)
         assert plain.largest(deadline, now) == compiled.largest(deadline, now)
-        action = data.draw(st.sampled_from(["reserve", "reserve", "reserve", "release", "mend"]))
+        actions = ["reserve", "reserve", "reserve", "release", "mend", "generate"]
+        action = data.draw(st.sampled_from(actions))
+        steps = data.draw(STEPS)
         which, early, late = (data.draw(st.integers(0, 9)) for _ in range(3))
         for side in (plain, compiled):
             if action == "reserve":
                 side.reserve(rows, now)
+            elif action == "generate":
+                side.generate(which, steps)
             elif side.booked and action == "release":
                 side.release(which)
             elif side.booked:

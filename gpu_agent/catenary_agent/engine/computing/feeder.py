@@ -228,7 +228,12 @@ def out_of_time() -> DeadlineExceeded:
 
 
 def run_job(job: Job, steps: RunningSteps) -> None:
-    """Runs a job on the compute thread; an exception is stored in the job."""
+    """Runs a job on the compute thread in its turn; an exception is stored in the job."""
+    with steps.turns:
+        _run_now(job, steps)
+
+
+def _run_now(job: Job, steps: RunningSteps) -> None:
     if isinstance(job, ComputeJob):
         try:
             job.result = steps.run(job.work, StepKind.MEASURING)

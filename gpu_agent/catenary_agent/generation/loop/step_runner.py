@@ -97,15 +97,20 @@ class StepRunner:
         return plan.only(lambda work: work.session.state is COMPUTING) if is_stale else plan
 
     def execute(self, plan: StepPlan) -> tuple[list[np.ndarray | None], Times]:
-        """Runs a plan on its executor; returns the result of each work, and when that was."""
-        batcher, started_ns = plan.batcher, self._clock()
-        results = self._steps.run(
-            partial(batcher.executor.step, [work.item() for work in plan.works]),
-            StepKind.GENERATION,
-            batcher.key,
-            plan.size.booked_ns(batcher.cost),
-        )
-        return results, (started_ns, self._clock())
+        """Runs a plan on its executor; returns the result of each work, and when that was.
+
+        It waits for its turn on the device, which does not count as time of the step.
+        """
+        batcher = plan.batcher
+        with self._steps.turns:
+            started_ns = self._clock()
+            results = self._steps.run(
+                partial(batcher.executor.step, [work.item() for work in plan.works]),
+                StepKind.GENERATION,
+                batcher.key,
+                plan.size.booked_ns(batcher.cost),
+            )
+            return results, (started_ns, self._clock())
 
     def apply(self, plan: StepPlan, results: list[np.ndarray | None], times: Times) -> None:
         """Counts a step, and sends what it computed for each session."""

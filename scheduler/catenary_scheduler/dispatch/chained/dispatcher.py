@@ -351,6 +351,8 @@ class ChainedDispatcher:
         if table.misplaced:
             self._evacuation.evacuate(model)
         model_queue = table.model_queues.get(model)
+        if table.slots.devices and model_queue is not None and model_queue.placer is not None:
+            model_queue.placer.wait_for_batches(table.now)
         while model_queue is not None and model_queue.waiting:
             started = self._start(model_queue)
             # A request that was moved and found no place waits again, and is looked at once more.

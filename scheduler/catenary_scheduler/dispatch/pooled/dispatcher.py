@@ -108,6 +108,10 @@ class PooledDispatcher:
         commands, state.commands = state.commands, []
         return commands
 
+    def look_again(self) -> None:
+        """Has the next event decide anew for all rows that wait."""
+        self._state.dirty.update(dict.fromkeys(self._state.queues))
+
     def next_wakeup(self) -> Nanoseconds | None:
         """Returns when to send a `Tick` at the latest; None if nothing waits for time to pass."""
         state = self._state
@@ -246,6 +250,7 @@ class PooledDispatcher:
         for part in rows:
             slices.append(BatchSlice(part.request.request_id, part.first, part.count, batch_row))
             batch_row += part.count
+        route, at = decision.route, decision.path.rows - 1
         hops = tuple(
             PlannedHop(
                 step.member.agent,
@@ -254,11 +259,12 @@ class PooledDispatcher:
                 step.compute_ns,
                 step.transfer_start,
                 step.transfer_ns,
+                step.compute_ns - leg.compute_ns[at],
             )
-            for step, partition in zip(steps, decision.route.partitions, strict=True)
+            for step, partition, leg in zip(steps, route.partitions, route.chain.legs, strict=True)
         )
         agents = tuple([hop.agent for hop in hops])
-        state.tracker.add_batch(Batch(batch_id, rows, agents, decision.route.partitions))
+        state.tracker.add_batch(Batch(batch_id, rows, agents, route.partitions))
         state.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))
         state.counters["dispatched_batches"] += 1
         state.counters["dispatched_rows"] += batch_row

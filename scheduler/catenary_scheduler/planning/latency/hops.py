@@ -59,6 +59,7 @@ def chain_lines(hops: Sequence[HopCost], hop_ns: float = HOP_NS) -> LatencyLines
     # Token ids enter at the first hop; rows of hidden states travel to the others.
     row_ns = sum(hop.row_ns for hop in hops[1:])
     lone = [hop.share * _lone_ns(hop.cost) for hop in hops]
+    ring_ns = sum(lone) + row_ns + step_ways_ns
     floor = sum(hop.share * hop.cost.prefill_floor_ns for hop in hops)
     return LatencyLines(
         prefill_token_ns=sum(hop.share * hop.cost.prefill_token_ns for hop in hops) + row_ns,
@@ -66,10 +67,11 @@ def chain_lines(hops: Sequence[HopCost], hop_ns: float = HOP_NS) -> LatencyLines
         decode_context_token_ns=sum(h.share * h.cost.decode_context_token_ns for h in hops),
         decode_session_ns=sum(hop.share * hop.cost.decode_session_ns for hop in hops) + row_ns,
         decode_ns=sum(hop.share * hop.cost.decode_ns for hop in hops) + step_ways_ns,
-        decode_lone_ns=sum(lone) + row_ns + step_ways_ns if all(lone) else 0.0,
+        decode_lone_ns=ring_ns if all(lone) else 0.0,
         prefill_floor_ns=floor + prompt_ways_ns if floor else 0.0,
         prefill_chunk_tokens=max(hop.cost.prefill_chunk_tokens for hop in hops),
         prefill_later_token_ns=_later_token_ns(hops),
+        hop_shares=tuple([each / ring_ns for each in lone]) if several and ring_ns else (),
     )
 
 

@@ -8,6 +8,7 @@ from catenary_scheduler.dispatch.chained.sessions.chain_offers import ChainOffer
 from catenary_scheduler.dispatch.chained.sessions.ledger import RequestLedger
 from catenary_scheduler.dispatch.chained.sessions.misplaced import MisplacedSessions
 from catenary_scheduler.dispatch.chained.sessions.session_table import SessionTable
+from catenary_scheduler.dispatch.chained.step_lines import refit_step_lines, take_step_lines
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -94,6 +95,7 @@ class ClusterEvents:
         for key, model_queue in table.model_queues.items():
             model_queue.activate(models.get(key))
         set_capacities(event.plan, table.slots)
+        take_step_lines(event.plan, table.slots)
         self._offers.refresh()
         self._misplaced.find()
         for key, model_queue in list(table.model_queues.items()):
@@ -105,6 +107,7 @@ class ClusterEvents:
 
     def refitted(self, event: LatencyRefitted) -> None:
         """Takes in new latency lines of chains."""
+        refit_step_lines(event.lines, self._table.slots)
         model_queue = self._table.model_queues.get(event.model)
         if model_queue is not None and model_queue.placer is not None:
             model_queue.placer.workers.refit(event.lines)

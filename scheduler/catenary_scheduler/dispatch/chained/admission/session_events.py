@@ -79,6 +79,7 @@ class SessionEvents:
             route = sequence.session.route
             if route is not None and route.cache_tokens:
                 grown[route] = sequence.model
+        table.slots.contexts_grew()
         for model, model_queue in heard.items():
             if model_queue.placer is not None:
                 model_queue.placer.workers.look(table.now)

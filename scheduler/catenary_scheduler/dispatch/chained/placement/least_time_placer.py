@@ -49,6 +49,11 @@ class LeastTimePlacer(SloPlacer):
         super().rebuild(routes)
         self.ranking.rebuild(self.workers.routes, self.workers.open, self.workers.has_lines)
 
+    def wait_for_batches(self, now: Nanoseconds) -> None:
+        """Takes in how long steps wait for batches; chains are put in order anew if that helps."""
+        if self.workers.wait_for_batches(self._slots, now):
+            self.ranking.rebuild(self.workers.routes, self.workers.open, self.workers.has_lines)
+
     def offer(self, route: ChainState) -> None:
         """Notes that a session left this route: it may be free again."""
         self.ranking.offer(route)

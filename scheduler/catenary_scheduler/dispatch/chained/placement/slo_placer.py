@@ -102,6 +102,10 @@ class SloPlacer:
         self.packs = plan is not None and plan.packing == "pack"
         self.workers.activate(plan)
 
+    def wait_for_batches(self, now: Nanoseconds) -> None:
+        """Takes in how long steps wait for batches of other models on the same devices."""
+        self.workers.wait_for_batches(self._slots, now)
+
     def rebuild(self, routes: Sequence[ChainState]) -> None:
         """Takes the routes to be used from now on; sessions on other routes still count there."""
         here = set(routes)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence, Set
 
+from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.placing.jobs import WorkerLimits
 from catenary_scheduler.dispatch.placing.worker import Worker
-from catenary_services.domain.ids import Nanoseconds
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
 from catenary_services.domain.latency import LatencyLines
 from catenary_services.domain.plan import ChainHop, ModelPlan
 
+_LOOK_AT_BATCHES_NS = 100 * NANOSECONDS_PER_MILLISECOND
+"""Least time between looks at the batches on the devices of chains."""
+_NOTABLE = 0.05
+"""Waits that differ by less than this share of a step change nothing."""
 GAMMA = 0.5
 """Half of an answer counts: the mean over its time, which ATGT measures."""
 UNKNOWN = LatencyLines(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -41,6 +46,9 @@ class ChainWorkers:
         self.has_lines = False
         self._lines: dict[tuple[ChainHop, ...], tuple[LatencyLines | None, float]] = {}
         self._workers: dict[ChainState, Worker] = {}
+        self._waits: dict[ChainState, float] = {}
+        """Nanoseconds that a step of each worker waits for batches on its devices."""
+        self._waits_seen: Nanoseconds = 0
 
     def all(self) -> list[Worker]:
         """Returns the workers of all routes, also of those that are not to be used any more."""
@@ -60,6 +68,27 @@ class ChainWorkers:
         for route, worker in self._workers.items():
             self._adopt(route, worker)
         self._sort_kinds()
+
+    def wait_for_batches(self, slots: SlotLedger, now: Nanoseconds) -> bool:
+        """Takes in how long steps wait for batches of other models on the same devices.
+
+        Returns:
+            True if that changed notably since it was last taken in.
+        """
+        if now - self._waits_seen < _LOOK_AT_BATCHES_NS:
+            return False
+        self._waits_seen = now
+        has_changed = False
+        for route, worker in self._workers.items():
+            wait = slots.wait_ns(route.claims, now)
+            known = self._waits.get(route, 0.0)
+            if abs(wait - known) > _NOTABLE * (worker.lines.decode_ns + known):
+                self._waits[route] = wait
+                self._adopt(route, worker)
+                has_changed = True
+        if has_changed:
+            self._sort_kinds()
+        return has_changed
 
     def rebuild(self, routes: Sequence[ChainState], busy: Set[Worker]) -> None:
         """Takes the routes to be used from now on.
@@ -83,6 +112,7 @@ class ChainWorkers:
             for route, worker in self._workers.items()
             if route in here or worker in busy
         }
+        self._waits = {route: ns for route, ns in self._waits.items() if route in self._workers}
         for route, worker in self._workers.items():
             self._adopt(route, worker)
         self.open = [self.of(route) for route in self.routes]
@@ -107,6 +137,9 @@ class ChainWorkers:
     def _adopt(self, route: ChainState, worker: Worker) -> None:
         lines, capacity = self._lines.get(route.hops, (None, math.inf))
         split = route.role == "decode"
+        wait_ns = self._waits.get(route, 0.0)
+        if lines is not None and wait_ns:
+            lines = lines.delayed(wait_ns)
         worker.adopt(lines or UNKNOWN, WorkerLimits(0, 0, capacity, GAMMA, 1.0, split))
 
     def mixed(self) -> list[tuple[ChainState, Worker]]:

@@ -75,6 +75,9 @@ class SessionBooking:
         for each in routes:
             each.running += 1
         table.kv_budget.begins(session_id, routes, sequence.tokens)
+        if table.slots.devices:
+            prompts = route if route.halves is None else route.halves[0]
+            table.slots.prompt_comes(prompts.claims, sequence.tokens, table.now)
         return session
 
     def unstart(self, sequence: SequenceRequest) -> None:
