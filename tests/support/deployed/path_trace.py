@@ -1,8 +1,9 @@
 """The path of a request: the files and functions that it enters in the processes of a cluster.
 
 A recording of one request also has what a process happened to do meanwhile: heartbeats, a report
-that is due once a second. So a request is sent many times, and its path is what most recordings
-have. What follows a request too late for its own recording is in the next one.
+that is due once a second. So a request is sent many times, each time followed by a recording of as
+long without one. Its path is what most recordings have beyond those without a request, however long
+a busy machine makes them. What follows a request too late for its own recording is in the next one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from build_native import MYPYC
@@ -72,8 +74,12 @@ class PathTracer:
         """Returns what most of `times` requests enter, sent one after the other."""
         counts: dict[str, Counter[str]] = {name: Counter() for name in self._pids}
         for _ in range(times):
+            began_s = time.monotonic()
             for name, entered in self._record(request).items():
                 counts[name].update(entered)
+            lasted_s = time.monotonic() - began_s
+            for name, entered in self._record(partial(time.sleep, lasted_s)).items():
+                counts[name].subtract(entered)
         return RequestPath(
             {
                 name: frozenset(each for each, seen in of.items() if 2 * seen > times)

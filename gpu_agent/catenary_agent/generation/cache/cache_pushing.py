@@ -78,7 +78,7 @@ class CachePusher:
         self._take = take
         self._failed = failed
         self.lines: dict[str, _Line] = {}
-        """What is queued for each peer, and what is on its way there; empty lines are removed."""
+        """The sends that are queued for each peer; lines that are done with are removed."""
         self._left_bytes = 0
 
     def begin(self, session: Session) -> None:

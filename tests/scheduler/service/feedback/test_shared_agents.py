@@ -8,8 +8,9 @@ from catenary_scheduler.agents.registry import AgentRegistry
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop, StageReported
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
-from catenary_scheduler.feedback.hop_reports import HopReports
+from catenary_scheduler.feedback.hop_reports import HopReports, HopStatistics
 from catenary_scheduler.feedback.impairment_detector import ImpairmentDetector, ImpairmentRules
+from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.observed.slowdowns import Slowdowns
 from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.observed.utilisation import Utilisation
@@ -34,9 +35,7 @@ class Reports:
         )
         self.reports = HopReports(
             self.timelines,
-            self.slowdowns,
-            Utilisation(),
-            BookedTimes(),
+            HopStatistics(self.slowdowns, Utilisation(), BookedTimes(), MeasuredProfiles()),
             detector,
             AgentRegistry(),
         )
