@@ -13,6 +13,8 @@ import importlib.util
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,8 +53,7 @@ def shared_models(name: str = MODEL) -> ModelRepository:
     root = ROOT / ".catenary" / "test-models" / _digest()
     root.mkdir(parents=True, exist_ok=True)
     repository = ModelRepository(root)
-    with (root / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(root):
         DEMO_MODELS[name](repository)
     os.utime(root)
     for other in root.parent.iterdir():
@@ -67,11 +68,19 @@ def install(root: Path, name: str = MODEL) -> ModelKey:
     The large files are links, which nothing writes to: the platform replaces files.
     """
     key = ModelKey(name, "1")
-    source = shared_models(name).folder(key)
+    shared = shared_models(name)
     target = ModelRepository(root).folder(key)
     if not target.exists():
-        shutil.copytree(source, target, copy_function=_link)
+        with _locked(shared.root):  # to one who reads a file, a new link to it is a change of it
+            shutil.copytree(shared.folder(key), target, copy_function=_link)
     return key
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    with (root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _link(source: str, target: str) -> None:
