@@ -78,8 +78,8 @@ class ChainBuilder:
         measured: The measurements of agents.
         compose_elsewhere: Composes the chains of a cluster in another process.
         partitions: Agents per chain where the deployment names no number; 0: as many as is best.
-        prefill_agents: Agents of a model that only run prompts for the others; 0: all do both; None:
-            as is best.
+        prefill_agents: Agents of a model that only run prompts for the others; 0: all do both;
+            None: as is best.
         oversubscription: Slots per session of full length that fits into memory.
     """
 

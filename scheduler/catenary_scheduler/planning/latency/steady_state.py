@@ -32,7 +32,7 @@ _ANY = TokenObjectives()
 
 
 class LoadLimit(StrEnum):
-    """What keeps a chain from sustaining more sessions."""
+    """The limit that keeps a chain from sustaining more sessions."""
 
     FIRST_TOKEN = "the objective for the first token"
     PER_TOKEN = "the objective for each further token"

@@ -140,20 +140,19 @@ def jobs_by_role(job: ChainJob, cluster: ChainCluster) -> tuple[ChainJob, ...]:
 
     Returns an empty tuple if roles are not divided.
     """
-    whole = job.task
-    before = next((m for m in cluster.present.models if m.model == job.load.deployed.key), None)
-    parts = divided(whole, cluster.prefill_agents or 0, before)
-    if parts is None:
-        return ()
     shape, made = job.load.shape, []
     roles: tuple[tuple[ChainRole, SessionShape], ...] = (
         ("prefill", replace(shape, output_tokens=1.0)),
         ("decode", replace(shape, prompt_tokens=1.0)),
     )
+    before = next((m for m in cluster.present.models if m.model == job.load.deployed.key), None)
+    whole = _retimed(job.task, replace(job.load, shape=roles[0][1]), cluster)
+    parts = divided(whole, cluster.prefill_agents or 0, before)
+    if parts is None:
+        return ()
     for (role, done), servers in zip(roles, parts, strict=True):
         load = replace(job.load, shape=done)
-        costs = _costs(load, cluster)
-        task = replace(whole, servers=tuple(_timed(server, costs) for server in servers))
+        task = _retimed(replace(whole, servers=tuple(servers)), load, cluster)
         mine = of_role(before, role)
         previous = composition_of(mine, load.rate_per_s) if mine is not None else None
         made.append(replace(job, load=load, task=task, previous=previous, role=role))
@@ -252,9 +251,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     load, model = job.load, placed(job, composition)
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
-    how = (
-        f"of {job.per_chain} agents each" if job.per_chain else f"c = {composition.c}"
-    )
+    how = f"of {job.per_chain} agents each" if job.per_chain else f"c = {composition.c}"
     kind = "" if job.role == "mixed" else f"{job.role} "
     tokens = sum(chain.cache_tokens for chain in model.chains)
     lines = [
@@ -315,6 +312,12 @@ def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMe
         cache_memory=Fraction(decoder.slot_bytes(deployed.session_tokens)),
         rate_per_s=load.rate_per_s,
     )
+
+
+def _retimed(task: ChainTask, load: ChainLoad, cluster: ChainCluster) -> ChainTask:
+    """Returns a task with the times that a load's sessions take on its servers."""
+    costs = _costs(load, cluster)
+    return replace(task, servers=tuple(_timed(server, costs) for server in task.servers))
 
 
 def _costs(load: ChainLoad, cluster: ChainCluster) -> ChainCosts:

@@ -24,7 +24,7 @@ LinesOf = Callable[[Sequence[ChainHop]], LatencyLines | None]
 
 @dataclass(frozen=True, slots=True)
 class ServingFigures:
-    """What chains give at the load they were asked for, and at most.
+    """The service that chains give at the load they were asked for, and at most.
 
     Attributes:
         sessions: Sessions at a time that their caches hold.

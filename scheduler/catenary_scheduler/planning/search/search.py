@@ -27,7 +27,7 @@ NOTABLE_ATTAINMENT = 0.01
 
 
 class SearchOrder(StrEnum):
-    """What is wanted once the objectives are met."""
+    """The quantity that decides once the objectives are met."""
 
     THROUGHPUT = "throughput"
     FEWEST_GPUS = "fewest-gpus"

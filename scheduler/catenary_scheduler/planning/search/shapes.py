@@ -8,7 +8,7 @@ there to compare with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -34,11 +34,11 @@ MOST_AGENTS_PER_CHAIN = 8
 MOST_CLASSES = 4
 """Largest number of device classes of which each is tried by itself."""
 _PREFILL_PARTS = (8, 4, 3, 2)
-"""Of 1/n of the agents each, whether they should run prompts only."""
+"""Parts of the agents that are tried as those that run prompts only: 1/8, 1/4 and so on."""
 
 
 class ShapeKind(StrEnum):
-    """What tells a shape from the others."""
+    """The kind of a shape, by how its chains came about."""
 
     COMPOSED = "composed"
     REPLICAS = "replicas"
@@ -64,16 +64,13 @@ class Shape:
         return frozenset(hop.agent for chain in self.chains for hop in chain.hops)
 
 
-def shapes_of(
-    job: ChainJob, cluster: ChainCluster, compose: Compose, *, with_subsets: bool = True
-) -> list[Shape]:
+def shapes_of(job: ChainJob, cluster: ChainCluster, compose: Compose) -> list[Shape]:
     """Returns the shapes that agents have room for, first the one that would be taken unpriced.
 
     Args:
         job: The task of one model.
         cluster: The cluster that it came from.
         compose: Composes chains.
-        with_subsets: Whether to add shapes that leave a class of devices out.
 
     Raises:
         PlanInfeasible: All agents together have no room for the model.
@@ -81,10 +78,13 @@ def shapes_of(
     usual = solve_roles(job, compose)
     asked_for = bool(job.per_chain) or bool(cluster.prefill_agents)
     found = [_usual(job, usual, asked_for=asked_for)]
-    for make in (_rings, _split, _classes if with_subsets else _nothing):
-        found += make(job, cluster, compose)
-    seen: set[tuple[ChainPlacement, ...]] = set()
-    return [shape for shape in found if not (shape.chains in seen or seen.add(shape.chains))]
+    found += _rings(job)
+    found += _split(job, cluster, compose)
+    found += _classes(job, compose)
+    different: dict[tuple[ChainPlacement, ...], Shape] = {}
+    for shape in found:
+        different.setdefault(shape.chains, shape)
+    return list(different.values())
 
 
 def _usual(job: ChainJob, answers: list[tuple[ChainJob, Composition]], *, asked_for: bool) -> Shape:
@@ -97,7 +97,7 @@ def _usual(job: ChainJob, answers: list[tuple[ChainJob, Composition]], *, asked_
     return _shape(ShapeKind.COMPOSED, "composed chains", answers, asked_for=asked_for)
 
 
-def _rings(job: ChainJob, cluster: ChainCluster, compose: Compose) -> Iterator[Shape]:
+def _rings(job: ChainJob) -> Iterator[Shape]:
     longest = min(len(job.task.servers), job.task.blocks, MOST_AGENTS_PER_CHAIN)
     for length in range(1, longest + 1):
         with suppress(PlanInfeasible):
@@ -120,7 +120,7 @@ def _split(job: ChainJob, cluster: ChainCluster, compose: Compose) -> Iterator[S
                 yield _shape(ShapeKind.SPLIT, _split_name(prefill), answers)
 
 
-def _classes(job: ChainJob, cluster: ChainCluster, compose: Compose) -> Iterator[Shape]:
+def _classes(job: ChainJob, compose: Compose) -> Iterator[Shape]:
     by_class: dict[str, list[Server]] = {}
     for server in job.task.servers:
         name = job.memories[server.name].agent.device_class
@@ -136,10 +136,6 @@ def _classes(job: ChainJob, cluster: ChainCluster, compose: Compose) -> Iterator
             yield _shape(ShapeKind.ONE_CLASS, f"only {name}", [answer])
     if len(apart) > 1:
         yield _shape(ShapeKind.CLASSES_APART, "each class by itself", apart)
-
-
-def _nothing(job: ChainJob, cluster: ChainCluster, compose: Compose) -> Sequence[Shape]:
-    return ()
 
 
 def _ring_shape(

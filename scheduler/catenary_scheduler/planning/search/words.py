@@ -85,8 +85,8 @@ def _too_small(search: ChainSearch, name: str) -> str:
         return ""
     return (
         f"one block with the cache of a session takes {needed:,} bytes beside the ends of the model"
-        f" and a step, and {max(0, int(room.memory)):,} are left; with {needed - int(room.memory):,}"
-        " bytes more it could be used"
+        f" and a step, and {max(0, int(room.memory)):,} are left; with"
+        f" {needed - int(room.memory):,} bytes more it could be used"
     )
 
 
