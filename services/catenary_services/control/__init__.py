@@ -1,1 +1,0 @@
-"""Streams of packs of messages between the scheduler and its gateways and agents, over TCP."""
