@@ -18,9 +18,9 @@ from catenary_scheduler.planning.live import (
     explain_chains,
     joined_roles,
     placed,
-    solve_roles,
     taken_by,
 )
+from catenary_scheduler.planning.search import in_words, search_chains
 from catenary_scheduler.scaling import SessionLoad
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.plan import Agent
@@ -28,8 +28,8 @@ from catenary_services.errors import PlanInfeasible
 from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
-_QUICK_AGENTS = 40
-"""Composing for so many agents takes some 20 ms: less than starting a process would."""
+_QUICK_AGENTS = 6
+"""Searching for so many agents takes some 40 ms: less than starting a process would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class ComposedChains:
 
     answers: tuple[tuple[ChainJob, Composition], ...] = ()
     problems: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    """Sentences on what was chosen, what else was there, and who is idle."""
 
 
 ComposeCluster = Callable[[ChainCluster], Awaitable[ComposedChains]]
@@ -76,7 +78,8 @@ class ChainBuilder:
         measured: The measurements of agents.
         compose_elsewhere: Composes the chains of a cluster in another process.
         partitions: Agents per chain where the deployment names no number; 0: as many as is best.
-        prefill_agents: Agents of a model that only run prompts for the others; 0: all do both.
+        prefill_agents: Agents of a model that only run prompts for the others; 0: all do both;
+            None: as is best.
         oversubscription: Slots per session of full length that fits into memory.
     """
 
@@ -86,7 +89,7 @@ class ChainBuilder:
         measured: MeasuredProfiles,
         compose_elsewhere: ComposeCluster,
         partitions: int = 0,
-        prefill_agents: int = 0,
+        prefill_agents: int | None = None,
         oversubscription: float = 1.0,
     ) -> None:
         self._deployments = deployments
@@ -137,7 +140,7 @@ class ChainBuilder:
 
 
 def compose_cluster(cluster: ChainCluster) -> ComposedChains:
-    """Returns the chains of every model for which there is room.
+    """Returns the chains of every model for which there is room, as one search finds them.
 
     Models that do not fit are left out one by one, the largest first; the others share the memory.
     """
@@ -145,14 +148,18 @@ def compose_cluster(cluster: ChainCluster) -> ComposedChains:
     problems: list[str] = []
     while loads:
         answers: list[tuple[ChainJob, Composition]] = []
+        lines: list[str] = []
         failed = {}
         for job in chain_jobs(replace(cluster, loads=tuple(loads))):
             try:
-                answers += solve_roles(job, compose)
+                found = search_chains(job, cluster, compose)
             except PlanInfeasible as error:
                 failed[job.load.deployed.key] = (job.model_bytes, error.message)
+            else:
+                answers += found.chosen.shape.answers
+                lines += in_words(found)
         if not failed:
-            return ComposedChains(tuple(answers), tuple(problems))
+            return ComposedChains(tuple(answers), tuple(problems), tuple(lines))
         largest = max(failed, key=lambda key: failed[key][0])
         problems.append(failed[largest][1])
         loads = [load for load in loads if load.deployed.key != largest]
@@ -173,5 +180,6 @@ def _built(request: ChainRequest, composed: ComposedChains) -> BuiltChains:
     for problem in composed.problems:
         _log.warning("no_chains", error=problem)
     lines = [line for answer in composed.answers for line in explain_chains(*answer)]
+    lines += composed.lines
     models = joined_roles(placed(*answer) for answer in composed.answers)
     return BuiltChains(models, tuple(lines), composed.problems, request.loads)
