@@ -27,7 +27,7 @@ from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
 from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.leadership.cluster_callbacks import CallbackDeps, LeaderCallbacks
-from catenary_scheduler.leadership.factories import dispatcher_of, planner_of
+from catenary_scheduler.leadership.factories import dispatcher_of, planner_of, questions_of
 from catenary_scheduler.leadership.recovery import RestoreStep, read_state, restoring, take_over
 from catenary_scheduler.leadership.snapshot import SnapshotWriter
 from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
@@ -143,6 +143,7 @@ class LeaderRuntime:
         """Makes the planner, and the cluster with its desired and its active plan."""
         settings = self.settings
         self.planner = planner_of(settings, self.deployments, self.measured, self.availability)
+        self.questions = questions_of(settings, self.deployments, self.measured, self.planner)
         self._callbacks = LeaderCallbacks(
             self._lease, self.availability, self.metrics, self._enter, self.note
         )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
@@ -57,6 +57,13 @@ class ChainWork:
     slots: float
     chunks: float = 1.0
     """Number of chunks of a prompt, each of which waits for one step."""
+
+    def waiting(self, handover_ns: float) -> ChainWork:
+        """Returns the work of sessions that wait once, for their caches, before they generate."""
+        if not self.steps:
+            return self
+        each_ns = handover_ns / self.steps
+        return replace(self, step_ns=self.step_ns + each_ns, lone_ns=self.lone_ns + each_ns)
 
     def per_token_ns(self, rate: float) -> float:
         """Returns T at `rate` sessions a nanosecond; infinite if they come faster than they go."""

@@ -70,6 +70,8 @@ class ChainCluster:
             them do both; None lets the search decide.
         oversubscription: Slots per session of full length that fits into memory. It applies if
             agents allocate cache memory as it is used and the model does not say otherwise.
+        survival_first: True if chains that survive the loss of an agent go before chains that
+            serve more.
     """
 
     agents: tuple[Agent, ...]
@@ -80,6 +82,7 @@ class ChainCluster:
     partitions: int = 0
     prefill_agents: int | None = None
     oversubscription: float = 1.0
+    survival_first: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,54 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from catenary_scheduler.planning.chain_placement import ChainPlacement
-from catenary_scheduler.planning.latency.steady_state import (
-    ChainWork,
-    LoadLimit,
-    chain_work,
-    shared_rates,
-)
+from catenary_scheduler.planning.latency.steady_state import ChainWork, chain_work, shared_rates
 from catenary_scheduler.planning.live.chains import ChainLoad
+from catenary_scheduler.planning.placement import ModelPlacement
+from catenary_scheduler.planning.search.options import ServingFigures
+from catenary_scheduler.planning.survival import agents_of, survives_any_agent
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, PartitionKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.domain.plan import ChainHop, ChainRole
+
 
 LinesOf = Callable[[Sequence[ChainHop]], LatencyLines | None]
 """Returns the latency lines of a chain; None if nothing was measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServingFigures:
-    """The service that chains give at the load they were asked for, and at most.
-
-    Attributes:
-        sessions: Sessions at a time that their caches hold.
-        rate_per_s: Sessions per second that they sustain within the objectives.
-        tokens_per_s: Tokens per second at that rate.
-        first_token_ns: Mean time to the first token at the load asked for, or at the sustained rate
-            if that is less.
-        per_token_ns: Mean time of each further token, likewise.
-        response_ns: Mean time of a whole session, likewise.
-        attainment: Share of the load that they serve within the objectives.
-        gpus: Number of agents that they take.
-        limit: What keeps them from sustaining more.
-    """
-
-    sessions: int
-    rate_per_s: float
-    tokens_per_s: float
-    first_token_ns: float
-    per_token_ns: float
-    response_ns: float
-    attainment: float
-    gpus: int
-    limit: LoadLimit
-
-
 def figures_of(
-    chains: Sequence[ChainPlacement], load: ChainLoad, lines_of: LinesOf
+    model: ModelPlacement, load: ChainLoad, lines_of: LinesOf, handover_ns: float = 0.0
 ) -> ServingFigures | None:
     """Returns the figures of chains; None if nothing is known about one of them.
 
@@ -59,20 +30,25 @@ def figures_of(
     and those that generate for them each get all of it.
 
     Args:
-        chains: The chains of one model.
+        model: The placement of one model in chains.
         load: Its deployment, with the load that is asked for.
         lines_of: Returns the latency lines of a chain.
+        handover_ns: Mean time for which a session's caches travel from a chain that runs prompts to
+            one that generates.
     """
+    lengths = (load.shape.prompt_tokens, load.shape.output_tokens)
     works: dict[ChainRole, list[ChainWork]] = {}
-    for chain in chains:
+    in_time = []
+    for chain in model.chains:
         lines = lines_of(hops_of(load.deployed.key, chain))
         if lines is None:
             return None
-        lengths = (load.shape.prompt_tokens, load.shape.output_tokens)
-        works.setdefault(chain.role, []).append(
-            chain_work(lines, chain.role, lengths, _slots(chain, sum(lengths)))
-        )
-    gpus = len({hop.agent for chain in chains for hop in chain.hops})
+        work = chain_work(lines, chain.role, lengths, _slots(chain, sum(lengths)))
+        if chain.role == "decode":
+            work = work.waiting(handover_ns)
+        works.setdefault(chain.role, []).append(work)
+        if work.sustained(load.deployed.objectives)[0]:
+            in_time.append(chain)
     if not works:
         return None
     groups = [
@@ -84,16 +60,22 @@ def figures_of(
     token_ns = max(group.per_token_ns for group in groups)
     steps = max(0.0, load.shape.output_tokens - 1.0)
     return ServingFigures(
-        sessions=sum(chain.capacity for chain in chains if chain.role != "prefill"),
+        sessions=sum(chain.capacity for chain in model.chains if chain.role != "prefill"),
         rate_per_s=rate_per_s,
         tokens_per_s=rate_per_s * load.shape.output_tokens,
         first_token_ns=first_ns,
         per_token_ns=token_ns,
         response_ns=first_ns + steps * token_ns,
-        attainment=min(1.0, rate_per_s / load.rate_per_s),
-        gpus=gpus,
+        attainment=attainment_of(rate_per_s, load.rate_per_s),
+        gpus=len(agents_of(model)),
+        survives=survives_any_agent(replace(model, chains=tuple(in_time))),
         limit=slowest.limit,
     )
+
+
+def attainment_of(rate_per_s: float, load_per_s: float) -> float:
+    """Returns the share of a load that is served; of no load, all or nothing."""
+    return min(1.0, rate_per_s / load_per_s) if load_per_s > 0.0 else float(rate_per_s > 0.0)
 
 
 def hops_of(model: ModelKey, chain: ChainPlacement) -> list[ChainHop]:
@@ -114,7 +96,7 @@ class _Group:
     """Chains of one role, together."""
 
     rate: float
-    limit: LoadLimit
+    limit: str
     first_token_ns: float
     per_token_ns: float
 
@@ -135,7 +117,7 @@ def _group(
     weight = math.fsum(sustained)
 
     def mean(times: list[float]) -> float:
-        return math.fsum(t * w for t, w in zip(times, sustained, strict=True)) / weight
+        return math.fsum(t * w for t, w in zip(times, sustained, strict=True) if w) / weight
 
     binding = max(zip(sustained, found, strict=True), key=lambda each: each[0])[1][1]
     return _Group(

@@ -1,23 +1,25 @@
 """The best shape of a model's chains, in a stated order, and what the others would give.
 
-The order: the share of the load that is served within the objectives, then the sessions per second
-that are sustained (or, if asked, the fewest GPUs), then the mean time of a session. Of shapes that
-differ by less than counts, the one for which agents that serve already load least is taken, which
-is usually what runs: predictions are no better than that, and a change of plan is not free.
+The order: what survives the loss of an agent (where that is wanted), the share of the load that is
+served within the objectives, then the sessions per second that are sustained, then the mean time of
+a session. If the fewest GPUs are asked for, they come before the rate, and survival is only told.
+Of shapes that differ by less than counts, the one for which agents that serve already load least is
+taken, which is usually what runs: predictions are no better than that, and a change of plan is not
+free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from catenary_scheduler.planning.latency.cluster import ClusterLines
 from catenary_scheduler.planning.live.chains import ChainCluster, ChainJob, Compose
 from catenary_scheduler.planning.placement import ModelPlacement
-from catenary_scheduler.planning.search.figures import ServingFigures, figures_of
-from catenary_scheduler.planning.search.shapes import Shape, shapes_of
-from catenary_services.domain.ids import AgentId
+from catenary_scheduler.planning.search.figures import figures_of
+from catenary_scheduler.planning.search.options import SearchOrder, ServingFigures
+from catenary_scheduler.planning.search.shapes import ImpossibleShape, Shape, ShapeKind, shapes_of
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId
 from catenary_services.errors import PlanInfeasible
 
 NOTABLE_GAIN = 0.1
@@ -26,11 +28,16 @@ NOTABLE_ATTAINMENT = 0.01
 """Least gain in attainment that counts as one."""
 
 
-class SearchOrder(StrEnum):
-    """The quantity that decides once the objectives are met."""
+@dataclass(frozen=True, slots=True)
+class SearchRules:
+    """The rules by which one shape is better than another."""
 
-    THROUGHPUT = "throughput"
-    FEWEST_GPUS = "fewest-gpus"
+    order: SearchOrder = SearchOrder.THROUGHPUT
+    survival_first: bool = True
+
+    @property
+    def wants_survival(self) -> bool:
+        return self.survival_first and self.order is SearchOrder.THROUGHPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +55,11 @@ class ChainSearch:
     """Outcome of the search for one model."""
 
     job: ChainJob
+    rules: SearchRules
     chosen: PricedShape
     others: tuple[PricedShape, ...]
     """The other shapes, the best first."""
+    impossible: tuple[ImpossibleShape, ...] = ()
 
 
 def search_chains(
@@ -77,44 +86,72 @@ def search_chains(
         precision=deployed.precision,
     )
     present = next((m for m in cluster.present.models if m.model == deployed.key), None)
+    possible, impossible = shapes_of(job, cluster, compose)
     priced = []
-    for shape in shapes_of(job, cluster, compose):
-        figures = figures_of(shape.chains, job.load, lines.lines)
+    for shape in possible:
+        figures = figures_of(shape.placement, job.load, lines.lines, _handover_ns(job, shape))
         priced.append(PricedShape(shape, figures, _moved(shape, present)))
-    chosen = best_of(priced, order)
-    ranked = _ranked([each for each in priced if each is not chosen], order)
-    return ChainSearch(job, chosen, tuple(ranked))
+    rules = SearchRules(order, cluster.survival_first)
+    chosen = best_of(priced, rules)
+    others = sorted(
+        (each for each in priced if each is not chosen),
+        key=lambda each: _key(each, rules),
+        reverse=True,
+    )
+    return ChainSearch(job, rules, chosen, tuple(others), tuple(impossible))
 
 
-def best_of(priced: Sequence[PricedShape], order: SearchOrder) -> PricedShape:
+def best_of(priced: Sequence[PricedShape], rules: SearchRules) -> PricedShape:
     """Returns the shape to take; the first one if it was asked for, or nothing is measured."""
     known = [each for each in priced if each.figures is not None]
     if priced[0].shape.asked_for or not known:
         return priced[0]
+    if rules.wants_survival:
+        known = _within(known, lambda f: float(f.survives), 0.0, absolute=True)
     left = _within(known, lambda f: f.attainment, NOTABLE_ATTAINMENT, absolute=True)
-    if order is SearchOrder.FEWEST_GPUS:
+    if rules.order is SearchOrder.FEWEST_GPUS:
         left = _within(left, lambda f: -float(f.gpus), 0.0, absolute=True)
     left = _within(left, lambda f: f.rate_per_s, NOTABLE_GAIN)
     left = _within(left, lambda f: 1.0 / max(1.0, f.response_ns), NOTABLE_GAIN)
     least = min(each.moved_blocks for each in left)
     return max(
-        (each for each in left if each.moved_blocks == least), key=lambda each: _key(each, order)
+        (each for each in left if each.moved_blocks == least), key=lambda each: _key(each, rules)
     )
 
 
-def _ranked(priced: Sequence[PricedShape], order: SearchOrder) -> list[PricedShape]:
-    return sorted(priced, key=lambda each: _key(each, order), reverse=True)
+def why_not(search: ChainSearch, other: PricedShape) -> str:
+    """Returns in words why another shape was taken than this one."""
+    chosen = search.chosen
+    best, mine = chosen.figures, other.figures
+    if chosen.shape.asked_for:
+        return "another shape was asked for"
+    if best is None or mine is None:
+        return "nothing is measured yet"
+    if search.rules.wants_survival and best.survives and not mine.survives:
+        return "it would not survive the loss of an agent"
+    if mine.attainment < best.attainment - NOTABLE_ATTAINMENT:
+        return "it would serve less of the load within the objectives"
+    if search.rules.order is SearchOrder.FEWEST_GPUS and mine.gpus > best.gpus:
+        return "it would take more GPUs"
+    if mine.rate_per_s * (1.0 + NOTABLE_GAIN) < best.rate_per_s:
+        return "it would sustain less"
+    if mine.response_ns > best.response_ns * (1.0 + NOTABLE_GAIN):
+        return "its sessions would take longer"
+    if other.moved_blocks > chosen.moved_blocks:
+        return f"it gains too little to load {other.moved_blocks} block(s) for"
+    return "it is no better by more than predictions can tell"
 
 
-def _key(priced: PricedShape, order: SearchOrder) -> tuple[float, ...]:
+def _key(priced: PricedShape, rules: SearchRules) -> tuple[float, ...]:
     figures = priced.figures
     if figures is None:
         return (-1.0,)
+    survives = float(figures.survives and rules.wants_survival)
     few = -float(figures.gpus)
     rest = (figures.rate_per_s, -figures.response_ns)
-    if order is SearchOrder.FEWEST_GPUS:
-        return (figures.attainment, few, *rest)
-    return (figures.attainment, *rest, few)
+    if rules.order is SearchOrder.FEWEST_GPUS:
+        return (survives, figures.attainment, few, *rest)
+    return (survives, figures.attainment, *rest, few)
 
 
 def _within(
@@ -129,6 +166,21 @@ def _within(
     best = max(values)
     least = best - tolerance if absolute else best / (1.0 + tolerance)
     return [each for each, found in zip(priced, values, strict=True) if found >= least]
+
+
+def _handover_ns(job: ChainJob, shape: Shape) -> float:
+    """Returns how long the caches of a mean prompt travel between chains; 0 if nobody hands any.
+
+    They travel at the rate of the slowest link; links of unknown rates do not count.
+    """
+    if shape.kind is not ShapeKind.SPLIT:
+        return 0.0
+    rooms = [job.memories[str(agent)] for agent in sorted(shape.agents)]
+    rates = [r for room in rooms if (r := room.agent.link_bytes_per_second)]
+    if not rates:
+        return 0.0
+    each = max(room.held.cache_bytes_per_token for room in rooms) * job.task.blocks
+    return job.load.shape.prompt_tokens * each * NANOSECONDS_PER_SECOND / min(rates)
 
 
 def _moved(shape: Shape, present: ModelPlacement | None) -> int:

@@ -3,13 +3,13 @@
 Everything that used to be chosen apart is one list here: chains composed of unlike agents, chains
 of so many agents each (whole replicas if it is one), agents that only run prompts, and only some of
 the agents. What an operator asked for stands: then there is one shape to choose, and the others are
-there to compare with.
+there to compare with. Shapes for which there is no room are listed with the reason.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -26,6 +26,8 @@ from catenary_scheduler.planning.live.chains import (
 )
 from catenary_scheduler.planning.live.rings import rings
 from catenary_scheduler.planning.live.roles import joined_roles
+from catenary_scheduler.planning.placement import ModelPlacement
+from catenary_scheduler.planning.survival import agents_of
 from catenary_services.domain.ids import AgentId
 from catenary_services.errors import PlanInfeasible
 
@@ -35,6 +37,7 @@ MOST_CLASSES = 4
 """Largest number of device classes of which each is tried by itself."""
 _PREFILL_PARTS = (8, 4, 3, 2)
 """Parts of the agents that are tried as those that run prompts only: 1/8, 1/4 and so on."""
+_Answers = list[tuple[ChainJob, Composition]]
 
 
 class ShapeKind(StrEnum):
@@ -55,17 +58,33 @@ class Shape:
     kind: ShapeKind
     name: str
     answers: tuple[tuple[ChainJob, Composition], ...]
-    chains: tuple[ChainPlacement, ...]
+    placement: ModelPlacement
     asked_for: bool = False
     """True if an operator asked for this shape, so that no other one is taken."""
 
     @property
-    def agents(self) -> frozenset[AgentId]:
-        return frozenset(hop.agent for chain in self.chains for hop in chain.hops)
+    def chains(self) -> tuple[ChainPlacement, ...]:
+        return self.placement.chains
+
+    @property
+    def agents(self) -> set[AgentId]:
+        return agents_of(self.placement)
 
 
-def shapes_of(job: ChainJob, cluster: ChainCluster, compose: Compose) -> list[Shape]:
-    """Returns the shapes that agents have room for, first the one that would be taken unpriced.
+@dataclass(frozen=True, slots=True)
+class ImpossibleShape:
+    """A shape that agents have no room for, and the reason in words."""
+
+    name: str
+    problem: str
+
+
+def shapes_of(
+    job: ChainJob, cluster: ChainCluster, compose: Compose
+) -> tuple[list[Shape], list[ImpossibleShape]]:
+    """Returns the shapes that agents have room for, and the others.
+
+    The first shape is the one that is taken while nothing is measured.
 
     Args:
         job: The task of one model.
@@ -77,17 +96,19 @@ def shapes_of(job: ChainJob, cluster: ChainCluster, compose: Compose) -> list[Sh
     """
     usual = solve_roles(job, compose)
     asked_for = bool(job.per_chain) or bool(cluster.prefill_agents)
-    found = [_usual(job, usual, asked_for=asked_for)]
-    found += _rings(job)
-    found += _split(job, cluster, compose)
-    found += _classes(job, compose)
-    different: dict[tuple[ChainPlacement, ...], Shape] = {}
-    for shape in found:
-        different.setdefault(shape.chains, shape)
-    return list(different.values())
+    found: dict[tuple[ChainPlacement, ...], Shape] = {}
+    impossible = []
+    first = _usual(job, usual, asked_for=asked_for)
+    tried = (_rings(job), _split(job, cluster, compose), _classes(job, compose))
+    for shape in itertools.chain([first], *tried):
+        if isinstance(shape, ImpossibleShape):
+            impossible.append(shape)
+        else:
+            found.setdefault(shape.chains, shape)
+    return list(found.values()), impossible
 
 
-def _usual(job: ChainJob, answers: list[tuple[ChainJob, Composition]], *, asked_for: bool) -> Shape:
+def _usual(job: ChainJob, answers: _Answers, *, asked_for: bool) -> Shape:
     if len(answers) > 1:
         prefill = len({hop.server for chain in answers[0][1].chains for hop in chain.hops})
         return _shape(ShapeKind.SPLIT, _split_name(prefill), answers, asked_for=asked_for)
@@ -97,16 +118,20 @@ def _usual(job: ChainJob, answers: list[tuple[ChainJob, Composition]], *, asked_
     return _shape(ShapeKind.COMPOSED, "composed chains", answers, asked_for=asked_for)
 
 
-def _rings(job: ChainJob) -> Iterator[Shape]:
+def _rings(job: ChainJob) -> Iterator[Shape | ImpossibleShape]:
     longest = min(len(job.task.servers), job.task.blocks, MOST_AGENTS_PER_CHAIN)
     for length in range(1, longest + 1):
-        with suppress(PlanInfeasible):
-            sessions = job.load.deployed.max_batch
-            made = rings(job.task, length, sessions, job.previous)
-            yield _ring_shape(length, [(replace(job, roles=(), per_chain=length), made)])
+        mine = replace(job, roles=(), per_chain=length)
+        try:
+            made = rings(job.task, length, job.load.deployed.max_batch, job.previous)
+            yield _ring_shape(length, [(mine, made)])
+        except PlanInfeasible as error:
+            yield ImpossibleShape(_ring_name(length), error.message)
 
 
-def _split(job: ChainJob, cluster: ChainCluster, compose: Compose) -> Iterator[Shape]:
+def _split(
+    job: ChainJob, cluster: ChainCluster, compose: Compose
+) -> Iterator[Shape | ImpossibleShape]:
     runtimes = {job.memories[server.name].agent.runtime for server in job.task.servers}
     # Caches are handed over in one form, and 0 says that nobody is to hand over any.
     if job.roles or cluster.prefill_agents == 0 or len(runtimes) > 1:
@@ -115,48 +140,48 @@ def _split(job: ChainJob, cluster: ChainCluster, compose: Compose) -> Iterator[S
     for prefill in sorted({max(1, count // part) for part in _PREFILL_PARTS}):
         parts = jobs_by_role(job, replace(cluster, prefill_agents=prefill))
         if parts:
-            with suppress(PlanInfeasible):
+            try:
                 answers = [(part, solve_job(part, compose)) for part in parts]
                 yield _shape(ShapeKind.SPLIT, _split_name(prefill), answers)
+            except PlanInfeasible as error:
+                yield ImpossibleShape(_split_name(prefill), error.message)
 
 
-def _classes(job: ChainJob, compose: Compose) -> Iterator[Shape]:
+def _classes(job: ChainJob, compose: Compose) -> Iterator[Shape | ImpossibleShape]:
     by_class: dict[str, list[Server]] = {}
     for server in job.task.servers:
         name = job.memories[server.name].agent.device_class
         by_class.setdefault(name, []).append(server)
     if not 1 < len(by_class) <= MOST_CLASSES:
         return
-    apart: list[tuple[ChainJob, Composition]] = []
+    apart: _Answers = []
     for name, servers in sorted(by_class.items()):
-        with suppress(PlanInfeasible):
-            mine = replace(job, roles=(), task=replace(job.task, servers=tuple(servers)))
+        mine = replace(job, roles=(), task=replace(job.task, servers=tuple(servers)))
+        try:
             answer = (mine, solve_job(mine, compose))
-            apart.append(answer)
             yield _shape(ShapeKind.ONE_CLASS, f"only {name}", [answer])
+            apart.append(answer)
+        except PlanInfeasible as error:
+            yield ImpossibleShape(f"only {name}", error.message)
     if len(apart) > 1:
         yield _shape(ShapeKind.CLASSES_APART, "each class by itself", apart)
 
 
-def _ring_shape(
-    length: int, answers: list[tuple[ChainJob, Composition]], *, asked_for: bool = False
-) -> Shape:
-    if length == 1:
-        return _shape(ShapeKind.REPLICAS, "whole replicas", answers, asked_for=asked_for)
-    name = f"chains of {length} agents each, cut evenly"
-    return _shape(ShapeKind.RINGS, name, answers, asked_for=asked_for)
+def _ring_name(length: int) -> str:
+    return "whole replicas" if length == 1 else f"chains of {length} agents each, cut evenly"
+
+
+def _ring_shape(length: int, answers: _Answers, *, asked_for: bool = False) -> Shape:
+    kind = ShapeKind.REPLICAS if length == 1 else ShapeKind.RINGS
+    return _shape(kind, _ring_name(length), answers, asked_for=asked_for)
 
 
 def _split_name(prefill: int) -> str:
     return f"{prefill} agent(s) that run the prompts of the others"
 
 
-def _shape(
-    kind: ShapeKind,
-    name: str,
-    answers: list[tuple[ChainJob, Composition]],
-    *,
-    asked_for: bool = False,
-) -> Shape:
+def _shape(kind: ShapeKind, name: str, answers: _Answers, *, asked_for: bool = False) -> Shape:
     (model,) = joined_roles(placed(*answer) for answer in answers)
-    return Shape(kind, name, tuple(answers), model.chains, asked_for)
+    if not model.chains:
+        raise PlanInfeasible("no chain of it has room for a session")
+    return Shape(kind, name, tuple(answers), model, asked_for)

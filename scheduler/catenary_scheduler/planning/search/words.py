@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
-from catenary_scheduler.planning.search.figures import ServingFigures
-from catenary_scheduler.planning.search.search import ChainSearch, PricedShape
-from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
-
-MOST_OTHERS = 6
-"""Largest number of other shapes that are told of."""
+from catenary_scheduler.planning.search.options import PlanAnswer, PlanOption, ServingFigures
+from catenary_scheduler.planning.search.search import ChainSearch, PricedShape, why_not
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+)
 
 
 def in_words(search: ChainSearch) -> list[str]:
-    """Returns sentences on the choice, on the others and on every idle agent."""
+    """Returns sentences on the choice and on all that was considered besides."""
     key = search.job.load.deployed.key
-    lines = [f"{key}: {line}" for line in (*_choice(search), *others_in_words(search))]
-    return [*lines, *(f"{key}: {line}" for line in idle_in_words(search).values())]
+    return [f"{key}: {line}" for line in (*_choice(search), *_others(search))]
 
 
-def others_in_words(search: ChainSearch) -> list[str]:
-    """Returns a sentence on each of the best other shapes: what it would give."""
-    return [
-        f"instead, {other.shape.name} would give {said(other.figures)}."
-        for other in search.others[:MOST_OTHERS]
-        if other.figures is not None
+def answer_of(search: ChainSearch, notes: tuple[str, ...] = ()) -> PlanAnswer:
+    """Returns the outcome as an answer to a question."""
+    priced = (search.chosen, *search.others)
+    options = [
+        PlanOption(
+            each.shape.name,
+            each.shape.placement,
+            each.figures,
+            "" if each is search.chosen else why_not(search, each),
+        )
+        for each in priced
     ]
+    options += [PlanOption(each.name, None, None, each.problem) for each in search.impossible]
+    key = search.job.load.deployed.key
+    idle = {str(agent): why for agent, why in idle_reasons(search).items()}
+    return PlanAnswer(key, tuple(options), idle, notes)
 
 
-def idle_in_words(search: ChainSearch) -> dict[str, str]:
-    """Returns a sentence on every agent that could load the model and hosts none of it."""
+def idle_reasons(search: ChainSearch) -> dict[AgentId, str]:
+    """Returns why an agent hosts nothing of the model, by agent; for each that hosts nothing."""
     used = search.chosen.shape.agents
-    return {
-        name: _why_idle(search, name)
-        for name in sorted(search.job.memories)
-        if name not in {str(agent) for agent in used}
+    left_out = {
+        agent: f"it cannot load {search.job.load.deployed.key}: {why}"
+        for why, agents in search.job.left_out.items()
+        for agent in agents
     }
+    unused = {
+        agent: _why_idle(search, name)
+        for name in sorted(search.job.memories)
+        if (agent := AgentId(name)) not in used
+    }
+    return {**unused, **left_out}
 
 
 def said(figures: ServingFigures) -> str:
@@ -52,7 +67,7 @@ def _choice(search: ChainSearch) -> list[str]:
         return ["nothing is measured yet, so chains go by guesses of their times."]
     why = ", as asked for," if chosen.shape.asked_for else ""
     return [
-        f"{chosen.shape.name}{why} are predicted to give {said(chosen.figures)}; more is limited by"
+        f"{chosen.shape.name}{why} would give {said(chosen.figures)}; more is limited by"
         f" {chosen.figures.limit}.",
         f"{chosen.figures.attainment:.0%} of {_number(load.rate_per_s)} sessions/s are predicted to"
         " be within the objectives."
@@ -62,20 +77,40 @@ def _choice(search: ChainSearch) -> list[str]:
     ]
 
 
+def _others(search: ChainSearch) -> list[str]:
+    lines = [
+        f"instead, {other.shape.name} would give {said(other.figures)}; {why_not(search, other)}."
+        for other in search.others
+        if other.figures is not None
+    ]
+    key = search.job.load.deployed.key
+    return [
+        *lines,
+        *(
+            f"{each.name}: not possible, {each.problem.removeprefix(f'{key}: ')}."
+            for each in search.impossible
+        ),
+    ]
+
+
 def _why_idle(search: ChainSearch, name: str) -> str:
+    key = search.job.load.deployed.key
     if too_small := _too_small(search, name):
-        return f"{name} is idle: {too_small}."
+        return f"of {key}, {too_small}"
     with_it = [
         other
         for other in search.others
-        if any(str(agent) == name for agent in other.shape.agents) and other.figures is not None
+        if AgentId(name) in other.shape.agents and other.figures is not None
     ]
     chosen = search.chosen.figures
     if not with_it or chosen is None:
-        return f"{name} is idle: no chain that was found leads through it."
+        return f"no chain of {key} that was found leads through it"
     best = with_it[0]
     assert best.figures is not None
-    return f"{name} is idle: with it, {best.shape.name} would give {_against(best, chosen)}."
+    return (
+        f"with it, {best.shape.name} of {key} would give {_against(best, chosen)};"
+        f" {why_not(search, best)}"
+    )
 
 
 def _too_small(search: ChainSearch, name: str) -> str:

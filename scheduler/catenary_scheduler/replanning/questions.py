@@ -1,0 +1,164 @@
+"""Answers what a model would get on devices of some classes, without touching the plan in force."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from catenary_scheduler.agents.deployments import Deployment, Deployments
+from catenary_scheduler.observed.profiles import MeasuredProfiles
+from catenary_scheduler.planning.live import (
+    ChainCluster,
+    ChainLoad,
+    LiveCluster,
+    LiveModel,
+    PlanningRules,
+    SessionShape,
+    origins,
+    pooling_problem,
+)
+from catenary_scheduler.planning.search import PlanAnswer, SearchOrder
+from catenary_scheduler.planning.search.question import (
+    AskedDevices,
+    ChainQuestion,
+    PlanQuestion,
+    PoolQuestion,
+    asked_devices,
+    with_estimates,
+)
+from catenary_scheduler.scaling import SessionLoad
+from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.plan import Agent
+from catenary_services.errors import InvalidInput, Unavailable
+
+_MEMORY_SHARE = 0.9
+"""Share of a device's memory that a model which is alone on it may take."""
+_RETRY_NS = 1_000_000_000
+
+AnswerQuestion = Callable[[PlanQuestion, float], Awaitable[PlanAnswer]]
+"""Answers a question within so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequirement:
+    """What somebody asks for: a model, devices and a load.
+
+    Attributes:
+        model: Name of the model.
+        version: Its version; empty for the latest.
+        gpus: Number of devices by class.
+        order: What decides once the objectives are met.
+        rate_per_s: Requests or sessions per second; 0 for what arrives now.
+        prompt_tokens: Mean length of prompts; 0 for that of the sessions seen. So is the next.
+        output_tokens: Mean length of answers.
+    """
+
+    model: str
+    version: str
+    gpus: Mapping[str, int]
+    order: SearchOrder = SearchOrder.THROUGHPUT
+    rate_per_s: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+
+class PlanQuestions:
+    """Answers one question at a time.
+
+    Args:
+        deployments: The models, deployed or in the repository.
+        measured: What agents measured.
+        rules: Rules that pooled plans keep.
+        chains: An empty cluster, with what an operator asked of all chains.
+        answer: Answers a question beside the event loop.
+        session_load: Returns the load of a model that generates text.
+    """
+
+    def __init__(
+        self,
+        deployments: Deployments,
+        measured: MeasuredProfiles,
+        rules: PlanningRules,
+        chains: ChainCluster,
+        answer: AnswerQuestion,
+        session_load: Callable[[ModelKey], SessionLoad],
+    ) -> None:
+        self._deployments = deployments
+        self._measured = measured
+        self._rules = rules
+        self._chains = chains
+        self._answer = answer
+        self._session_load = session_load
+        self._is_busy = False
+
+    async def ask(
+        self, wanted: PlanRequirement, present: Sequence[Agent], most_s: float
+    ) -> PlanAnswer:
+        """Returns what the model would get, and what every other option would give.
+
+        Args:
+            wanted: The model, the devices and the load.
+            present: The agents that are here.
+            most_s: Longest time for an answer, in seconds.
+
+        Raises:
+            ModelNotFound: The model is not in the repository.
+            InvalidInput: A class of devices is not known, or something else is wrong.
+            PlanInfeasible: The devices cannot serve the model.
+            Unavailable: Another question is being answered, or there was no answer in time.
+        """
+        if self._is_busy:
+            raise Unavailable(
+                "another question about a plan is being answered", retry_after_ns=_RETRY_NS
+            )
+        self._is_busy = True
+        try:
+            devices = asked_devices(wanted.gpus, present)
+            deployment = await self._deployments.find(wanted.model, wanted.version)
+            return await self._answer(self._question(wanted, deployment, devices), most_s)
+        finally:
+            self._is_busy = False
+
+    def _question(
+        self, wanted: PlanRequirement, deployment: Deployment, devices: AskedDevices
+    ) -> PlanQuestion:
+        if deployment.decoder is not None:
+            return self._of_chains(wanted, deployment, devices)
+        return self._of_pools(wanted, deployment, devices)
+
+    def _of_chains(
+        self, wanted: PlanRequirement, deployment: Deployment, devices: AskedDevices
+    ) -> ChainQuestion:
+        model = deployment.for_planning()
+        usual = self._session_load(model.key)
+        shape = SessionShape(
+            wanted.prompt_tokens or usual.prompt_tokens, wanted.output_tokens or usual.output_tokens
+        )
+        load = ChainLoad(model, wanted.rate_per_s or usual.rate_per_s, shape)
+        measured, notes = with_estimates(model, devices, self._measured.generation())
+        cluster = replace(self._chains, agents=devices.agents, loads=(load,), measured=measured)
+        note = (
+            f"asked for {load.rate_per_s:.3g} sessions/s of {shape.prompt_tokens:.0f} and"
+            f" {shape.output_tokens:.0f} tokens"
+        )
+        return ChainQuestion(cluster, wanted.order, (note, *notes))
+
+    def _of_pools(
+        self, wanted: PlanRequirement, deployment: Deployment, devices: AskedDevices
+    ) -> PoolQuestion:
+        if wanted.order is SearchOrder.FEWEST_GPUS and not wanted.rate_per_s:
+            raise InvalidInput("rate_per_s", "the fewest GPUs are those that carry a load; name it")
+        model = deployment.for_planning()
+        times = devices.measured(self._measured.everything())
+        cluster = LiveCluster(
+            devices.agents, (LiveModel(model, deployment.profile),), times, _MEMORY_SHARE
+        )
+        served = devices.measured(dict.fromkeys(self._measured.served_places(), True))
+        return PoolQuestion(
+            cluster,
+            pooling_problem(cluster, self._rules),
+            wanted.order,
+            wanted.rate_per_s,
+            self._chains.survival_first,
+            tuple(origins(cluster.profiled, cluster.groups, times, served)),
+        )
