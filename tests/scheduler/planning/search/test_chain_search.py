@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_scheduler.planning import ChainPlacement, DeployedModel, HopPlacement, Placement
+from catenary_scheduler.planning import (
+    ChainPlacement,
+    DeployedModel,
+    HopPlacement,
+    ModelPlacement,
+    Placement,
+)
 from catenary_scheduler.planning.latency import ClusterLines
 from catenary_scheduler.planning.live import (
     ChainCluster,
@@ -22,17 +28,21 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.search import (
     ChainSearch,
     SearchOrder,
+    SearchRules,
     ServingFigures,
     ShapeKind,
+    answer_of,
+    best_of,
     figures_of,
+    idle_reasons,
     in_words,
     search_chains,
+    why_not,
 )
 from catenary_scheduler.planning.search.search import (
     NOTABLE_ATTAINMENT,
     NOTABLE_GAIN,
     PricedShape,
-    best_of,
 )
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
@@ -137,6 +147,9 @@ def test_no_shape_is_better_in_the_stated_order_by_more_than_counts(
     kinds = {each.shape.kind for each in (search.chosen, *search.others)}
     assert kinds & {ShapeKind.COMPOSED, ShapeKind.REPLICAS}
     left = figures(search)
+    if order is SearchOrder.THROUGHPUT and any(each.survives for each in left):
+        assert chosen.survives
+        left = [each for each in left if each.survives]
     best = max(each.attainment for each in left)
     assert chosen.attainment >= best - NOTABLE_ATTAINMENT
     left = [each for each in left if each.attainment >= best - NOTABLE_ATTAINMENT]
@@ -175,33 +188,94 @@ def every_placement(agents: int, blocks: int) -> Iterator[list[list[tuple[int, i
                 yield list(chains)
 
 
-@pytest.mark.parametrize(
-    "classes", [["new"], ["new", "new"], ["new", "old"], ["new", "old", "old"]]
-)
+def disjoint_chains(there: ChainCluster) -> Iterator[ServingFigures]:
+    """Yields the figures of all cuts of the blocks over all orders of the agents."""
+    (load,) = there.loads
+    lines = ClusterLines(DECODER, there.agents, there.measured, LLM)
+    names = [each.agent_id for each in there.agents]
+    for chains in every_placement(len(names), BLOCKS):
+        placed_chains = tuple(
+            ChainPlacement(4, tuple(HopPlacement(names[n], a, b, a) for n, a, b in hops))
+            for hops in chains
+        )
+        model = ModelPlacement(LLM, 10**9, True, (), placed_chains)
+        priced = figures_of(model, load, lines.lines)
+        assert priced is not None
+        yield priced
+
+
+TINY = [["new"], ["new", "new"], ["new", "old"], ["new", "old", "old"]]
+
+
+@pytest.mark.parametrize("classes", TINY)
 def test_with_room_no_placement_of_disjoint_chains_sustains_notably_more(
     classes: list[str],
 ) -> None:
-    """Twin: all cuts of the blocks over all orders of the agents, priced by the same lines."""
-    there = cluster(*(agent(f"a{n}", name) for n, name in enumerate(classes)))
-    search = found(there)
-    (load,) = there.loads
-    lines = ClusterLines(DECODER, there.agents, there.measured, LLM)
-    best = 0.0
-    for chains in every_placement(len(classes), BLOCKS):
-        priced = figures_of(
-            [
-                ChainPlacement(
-                    4, tuple(HopPlacement(AgentId(f"a{n}"), a, b, a) for n, a, b in hops)
-                )
-                for hops in chains
-            ],
-            load,
-            lines.lines,
-        )
-        assert priced is not None
-        best = max(best, priced.rate_per_s)
+    """Twin: all placements, priced by the same lines."""
+    agents = [agent(f"a{n}", name) for n, name in enumerate(classes)]
+    there = cluster(*agents, survival_first=False)
+    best = max(each.rate_per_s for each in disjoint_chains(there))
+    chosen = found(there).chosen.figures
+    assert chosen is not None
+    assert chosen.rate_per_s >= best / (1 + NOTABLE_GAIN)
+
+
+@pytest.mark.parametrize("objectives", [None, TokenObjectives(0, 25 * MS)])
+@pytest.mark.parametrize("classes", TINY)
+def test_the_loss_of_an_agent_is_survived_wherever_that_is_possible(
+    classes: list[str], objectives: TokenObjectives | None
+) -> None:
+    """Twin: all placements, of which those that survive go first, by rate."""
+    agents = [agent(f"a{n}", name) for n, name in enumerate(classes)]
+    there = cluster(*agents, objectives=objectives)
+    surviving = [each.rate_per_s for each in disjoint_chains(there) if each.survives]
+    chosen = found(there).chosen.figures
+    assert chosen is not None
+    assert chosen.survives == bool(surviving)
+    if surviving:
+        assert chosen.rate_per_s >= max(surviving) / (1 + NOTABLE_GAIN)
+
+
+def test_what_survives_is_preferred_only_where_that_is_wanted() -> None:
+    there = cluster(agent("a"), agent("b"))
+    priced = found(there).chosen
+    assert priced.figures is not None
+    safe = replace(priced, figures=replace(priced.figures, survives=True))
+    fast = replace(
+        priced,
+        shape=replace(priced.shape, name="a fragile shape"),
+        figures=replace(priced.figures, survives=False, rate_per_s=10 * priced.figures.rate_per_s),
+    )
+    assert best_of([fast, safe], SearchRules()) is safe
+    assert best_of([fast, safe], SearchRules(survival_first=False)) is fast
+    few = SearchRules(SearchOrder.FEWEST_GPUS)
+    assert best_of([safe, fast], few) is fast, "survival is no part of that order"
+    search = replace(found(there), chosen=safe, others=(fast,))
+    assert why_not(search, fast) == "it would not survive the loss of an agent"
+
+
+def test_of_no_load_all_is_served() -> None:
+    """Brought-back division by zero: nobody asks for anything."""
+    search = found(cluster(agent("a"), rate=0.0))
     assert search.chosen.figures is not None
-    assert search.chosen.figures.rate_per_s >= best / (1 + NOTABLE_GAIN)
+    assert search.chosen.figures.attainment == 1.0
+    impossible = cluster(agent("a"), rate=0.0, objectives=TokenObjectives(1, 1))
+    assert all(each.attainment == 0.0 for each in figures(found(impossible)))
+
+
+def test_caches_that_are_handed_over_take_their_time() -> None:
+    """The split phase is priced with the way of the caches of a mean prompt."""
+    agents = [agent(name) for name in "abcd"]
+    slow = [replace(each, link_bytes_per_second=1_000) for each in agents]
+    quick, late = (found(cluster(*each)) for each in (agents, slow))
+
+    def per_token_ns(search: ChainSearch) -> float:
+        (split,) = [e for e in search.others if e.shape.name.startswith("1 agent(s) that run")]
+        assert split.figures is not None
+        return split.figures.per_token_ns
+
+    # 20 tokens of 1 byte in each of 6 blocks at 1 kB/s: 120 ms, over 29 further tokens.
+    assert per_token_ns(late) - per_token_ns(quick) > 120 * MS / 29 * 0.9
 
 
 def test_agents_that_are_strong_at_prompts_run_them_for_the_others() -> None:
@@ -252,9 +326,9 @@ def test_what_is_held_decides_between_shapes_that_differ_by_less_than_counts() -
 
     runs = replace(chosen, moved_blocks=0)
     slightly, notably = priced(0.08, 3), priced(0.12, 3)
-    assert best_of([runs, slightly], SearchOrder.THROUGHPUT) is runs
-    assert best_of([runs, notably], SearchOrder.THROUGHPUT) is notably
-    assert best_of([runs, priced(0.08, 0)], SearchOrder.THROUGHPUT) is not runs
+    assert best_of([runs, slightly], SearchRules()) is runs
+    assert best_of([runs, notably], SearchRules()) is notably
+    assert best_of([runs, priced(0.08, 0)], SearchRules()) is not runs
 
 
 def test_if_asked_the_fewest_gpus_that_keep_the_objectives_are_taken() -> None:
@@ -279,19 +353,36 @@ def test_without_measurements_chains_go_by_guesses_as_composed() -> None:
 
 def test_the_choice_the_others_and_every_idle_agent_are_told_in_a_sentence_each() -> None:
     there = cluster(agent("a"), agent("b", "old"), agent("tiny", "old", 150))
-    lines = in_words(found(there))
+    search = found(there)
+    lines = in_words(search)
     assert all(line.startswith("llm:1: ") for line in lines)
-    assert any("composed chains are predicted to give" in line for line in lines)
+    assert any("composed chains would give" in line for line in lines)
     assert any("instead, only old would give" in line for line in lines)
-    (idle,) = [line for line in lines if "is idle" in line]
-    assert "tiny is idle: one block with the cache of a session takes" in idle
-    assert "bytes more it could be used" in idle
-    assert set(lines) <= set(compose_cluster(there).lines)
+    told = [line for line in lines if "instead" in line or "not possible" in line]
+    assert len(told) == len(search.others) + len(search.impossible)
+    (why,) = idle_reasons(search).values()
+    assert "one block with the cache of a session takes" in why
+    assert "bytes more it could be used" in why
+    composed = compose_cluster(there)
+    assert (set(composed.lines), composed.idle) == (set(lines), {AgentId("tiny"): (why,)})
 
 
 def test_an_agent_that_asked_for_chains_leave_over_is_told_what_it_would_give() -> None:
     there = cluster(agent("a"), agent("b"), agent("c"), partitions=2)
     search = found(there)
     assert search.chosen.shape.asked_for
-    (idle,) = [line for line in in_words(search) if "is idle" in line]
-    assert "with it, whole replicas would give" in idle or "with it, composed" in idle
+    (why,) = idle_reasons(search).values()
+    assert "with it, whole replicas of llm:1 would give" in why or "with it, composed" in why
+    assert why.endswith("another shape was asked for")
+
+
+def test_shapes_without_room_are_told_with_the_reason() -> None:
+    """A model of which no agent has room for more than half."""
+    search = found(cluster(agent("a", memory_bytes=700), agent("b", memory_bytes=700)))
+    (replicas,) = [each for each in search.impossible if each.name == "whole replicas"]
+    assert "needs room for 6 blocks" in replicas.problem
+    answer = answer_of(search)
+    options = {each.name: each for each in answer.options}
+    assert answer.options[0].why_not == ""
+    assert (options["whole replicas"].placement, options["whole replicas"].figures) == (None, None)
+    assert all(each.why_not for each in answer.options[1:])
