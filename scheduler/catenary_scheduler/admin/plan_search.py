@@ -6,7 +6,7 @@ from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.planning import ChainPlacement, PipelinePlacement
 from catenary_scheduler.planning.search import PlanAnswer, PlanOption, SearchOrder, ServingFigures
-from catenary_scheduler.replanning.questions import PlanRequirement
+from catenary_scheduler.replanning.questions import PlanDemand
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.errors import InvalidInput
 
@@ -24,12 +24,12 @@ async def search_plan(
         CatenaryError: The question is wrong, the devices cannot serve the model, or there was no
             answer in time.
     """
-    wanted = _requirement(request)
+    wanted = _demand(request)
     agents = [record.agent for record in leader.cluster.registry.values()]
     return _message(await leader.questions.ask(wanted, agents, most_s))
 
 
-def _requirement(request: admin_pb2.SearchPlanRequest) -> PlanRequirement:
+def _demand(request: admin_pb2.SearchPlanRequest) -> PlanDemand:
     gpus: dict[str, int] = {}
     for each in request.gpus:
         if each.device_class in gpus:
@@ -40,7 +40,7 @@ def _requirement(request: admin_pb2.SearchPlanRequest) -> PlanRequirement:
     except ValueError:
         known = " or ".join(SearchOrder)
         raise InvalidInput("objective", f"{request.objective!r} is not {known}") from None
-    return PlanRequirement(
+    return PlanDemand(
         request.model,
         request.version,
         gpus,

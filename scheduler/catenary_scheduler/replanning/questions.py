@@ -40,7 +40,7 @@ AnswerQuestion = Callable[[PlanQuestion, float], Awaitable[PlanAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequirement:
+class PlanDemand:
     """What somebody asks for: a model, devices and a load.
 
     Attributes:
@@ -92,7 +92,7 @@ class PlanQuestions:
         self._is_busy = False
 
     async def ask(
-        self, wanted: PlanRequirement, present: Sequence[Agent], most_s: float
+        self, wanted: PlanDemand, present: Sequence[Agent], most_s: float
     ) -> PlanAnswer:
         """Returns what the model would get, and what every other option would give.
 
@@ -120,14 +120,14 @@ class PlanQuestions:
             self._is_busy = False
 
     def _question(
-        self, wanted: PlanRequirement, deployment: Deployment, devices: AskedDevices
+        self, wanted: PlanDemand, deployment: Deployment, devices: AskedDevices
     ) -> PlanQuestion:
         if deployment.decoder is not None:
             return self._of_chains(wanted, deployment, devices)
         return self._of_pools(wanted, deployment, devices)
 
     def _of_chains(
-        self, wanted: PlanRequirement, deployment: Deployment, devices: AskedDevices
+        self, wanted: PlanDemand, deployment: Deployment, devices: AskedDevices
     ) -> ChainQuestion:
         model = deployment.for_planning()
         usual = self._session_load(model.key)
@@ -144,7 +144,7 @@ class PlanQuestions:
         return ChainQuestion(cluster, wanted.order, (note, *notes))
 
     def _of_pools(
-        self, wanted: PlanRequirement, deployment: Deployment, devices: AskedDevices
+        self, wanted: PlanDemand, deployment: Deployment, devices: AskedDevices
     ) -> PoolQuestion:
         if wanted.order is SearchOrder.FEWEST_GPUS and not wanted.rate_per_s:
             raise InvalidInput("rate_per_s", "the fewest GPUs are those that carry a load; name it")
