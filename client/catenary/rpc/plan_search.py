@@ -119,6 +119,7 @@ class PlanSearch:
         options: All that were considered: the chosen one first, then the best ones first.
         idle: The devices that the chosen one does not use.
         notes: Where the times come from, and the like, in sentences.
+        scheduler_groups: Scheduler groups that the chosen one needs; 0 if no number is enough.
     """
 
     model: str
@@ -126,6 +127,7 @@ class PlanSearch:
     options: tuple[PlanOption, ...]
     idle: tuple[IdleGpu, ...]
     notes: tuple[str, ...]
+    scheduler_groups: int
 
     @property
     def chosen(self) -> PlanOption:

@@ -61,6 +61,7 @@ def _message(answer: PlanAnswer) -> admin_pb2.SearchPlanResponse:
             for gpu, why in sorted(answer.idle.items())
         ],
         notes=[note[:_MOST_TEXT] for note in answer.notes],
+        scheduler_groups=answer.groups,
     )
 
 

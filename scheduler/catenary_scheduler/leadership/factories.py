@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from catenary_scheduler.agents.deployments import Deployments
@@ -82,6 +83,7 @@ def questions_of(
     deployments: Deployments,
     measured: MeasuredProfiles,
     planner: Planner,
+    decision_s: Callable[[], float],
 ) -> PlanQuestions:
     """Returns what answers questions about plans by the rules that the planner keeps."""
     return PlanQuestions(
@@ -91,6 +93,7 @@ def questions_of(
         _chain_rules(settings),
         Solver(settings.plan_time_limit_s).answer,
         planner.session_load,
+        decision_s,
     )
 
 

@@ -143,7 +143,6 @@ class LeaderRuntime:
         """Makes the planner, and the cluster with its desired and its active plan."""
         settings = self.settings
         self.planner = planner_of(settings, self.deployments, self.measured, self.availability)
-        self.questions = questions_of(settings, self.deployments, self.measured, self.planner)
         self._callbacks = LeaderCallbacks(
             self._lease, self.availability, self.metrics, self._enter, self.note
         )
@@ -167,6 +166,13 @@ class LeaderRuntime:
         )
         self.loop = DispatchLoop(self.dispatcher, command_sender.route, metrics)
         feed = self.loop.feed
+        self.questions = questions_of(
+            settings,
+            self.deployments,
+            self.measured,
+            self.planner,
+            lambda: self.loop.decision_ns / NANOSECONDS_PER_SECOND,
+        )
         self.watch = AvailabilityWatch(self.availability, feed)
         self.held = HeldRequests(self.waiting, self.cluster, feed, command_sender.route)
         self.queued = QueuedRequests(self.waiting, self.dispatcher.chained, self.deployments)

@@ -273,9 +273,7 @@ def _finished(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> Bu
     )
 
 
-def _idle_in_words(
-    request: PlanRequest, built: BuiltPlan, chains: BuiltChains
-) -> tuple[str, ...]:
+def _idle_in_words(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> tuple[str, ...]:
     """Returns sentences on the agents that no model uses, one for all with the same reasons."""
     in_pools = {agent for model in built.placement.models for agent in agents_of(model)}
     used = in_pools - built.idle.keys()

@@ -10,8 +10,8 @@ import time
 from catenary_scheduler.planning.live import ChainCluster
 from catenary_scheduler.planning.pooled import explain_plan
 from catenary_scheduler.planning.search.answering import answered
-from catenary_scheduler.planning.search.pools import plan_in_two_rounds
 from catenary_scheduler.planning.search.options import PlanAnswer
+from catenary_scheduler.planning.search.pools import plan_in_two_rounds
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
 from catenary_scheduler.replanning.solver import (
     Infeasible,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from catenary_scheduler.planning.comparing.promises import Groups
 from catenary_scheduler.planning.placement import Placement

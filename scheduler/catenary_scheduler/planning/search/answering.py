@@ -1,4 +1,4 @@
-"""Answers to questions. They take seconds, and import the linear solver: for a process of its own."""
+"""Answers to questions. They take seconds and the linear solver: for a process of its own."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Parti
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.domain.plan import ChainHop, ChainRole
 
-
 LinesOf = Callable[[Sequence[ChainHop]], LatencyLines | None]
 """Returns the latency lines of a chain; None if nothing was measured."""
 

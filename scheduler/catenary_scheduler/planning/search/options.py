@@ -73,3 +73,5 @@ class PlanAnswer:
     """Reason for which an agent is idle in the chosen one, by its name."""
     notes: tuple[str, ...] = ()
     """Sentences for people: where the times come from, and the like."""
+    groups: int = 1
+    """Scheduler groups that the chosen one needs at the load; 0 if no number is enough."""

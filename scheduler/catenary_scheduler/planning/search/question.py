@@ -81,7 +81,7 @@ PlanQuestion = ChainQuestion | PoolQuestion
 
 
 @dataclass(frozen=True, slots=True)
-class AskedDevices:
+class QuestionDevices:
     """The devices of a question, as agents, and the agents that they are taken to be like."""
 
     agents: tuple[Agent, ...]
@@ -102,7 +102,7 @@ class AskedDevices:
         }
 
 
-def asked_devices(counts: Mapping[str, int], present: Sequence[Agent]) -> AskedDevices:
+def asked_devices(counts: Mapping[str, int], present: Sequence[Agent]) -> QuestionDevices:
     """Returns the devices of a question.
 
     Args:
@@ -115,7 +115,9 @@ def asked_devices(counts: Mapping[str, int], present: Sequence[Agent]) -> AskedD
     """
     asked = sum(counts.values())
     if not 0 < asked <= MOST_GPUS or min(counts.values()) < 1:
-        raise InvalidInput(_FIELD, f"ask for 1 to {MOST_GPUS} GPUs in all, of each class one or more")
+        raise InvalidInput(
+            _FIELD, f"ask for 1 to {MOST_GPUS} GPUs in all, of each class one or more"
+        )
     groups = device_groups(present)
     agents: list[Agent] = []
     like: dict[AgentId, AgentId] = {}
@@ -134,11 +136,11 @@ def asked_devices(counts: Mapping[str, int], present: Sequence[Agent]) -> AskedD
                 agents.append(
                     replace(source, agent_id=own, server=ServerId(str(own)), device_id="")
                 )
-    return AskedDevices(tuple(agents), like)
+    return QuestionDevices(tuple(agents), like)
 
 
 def with_estimates(
-    model: DeployedModel, devices: AskedDevices, measured: GenerationTimes
+    model: DeployedModel, devices: QuestionDevices, measured: GenerationTimes
 ) -> tuple[GenerationTimes, tuple[str, ...]]:
     """Returns what is known of text generation on devices, and sentences on where it comes from.
 

@@ -18,7 +18,7 @@ from catenary_scheduler.planning.live.chains import ChainCluster, ChainJob, Comp
 from catenary_scheduler.planning.placement import ModelPlacement
 from catenary_scheduler.planning.search.figures import figures_of
 from catenary_scheduler.planning.search.options import SearchOrder, ServingFigures
-from catenary_scheduler.planning.search.shapes import ImpossibleShape, Shape, ShapeKind, shapes_of
+from catenary_scheduler.planning.search.shapes import InfeasibleShape, Shape, ShapeKind, shapes_of
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId
 from catenary_services.errors import PlanInfeasible
 
@@ -59,7 +59,7 @@ class ChainSearch:
     chosen: PricedShape
     others: tuple[PricedShape, ...]
     """The other shapes, the best first."""
-    impossible: tuple[ImpossibleShape, ...] = ()
+    impossible: tuple[InfeasibleShape, ...] = ()
 
 
 def search_chains(
@@ -127,19 +127,29 @@ def why_not(search: ChainSearch, other: PricedShape) -> str:
         return "another shape was asked for"
     if best is None or mine is None:
         return "nothing is measured yet"
-    if search.rules.wants_survival and best.survives and not mine.survives:
-        return "it would not survive the loss of an agent"
-    if mine.attainment < best.attainment - NOTABLE_ATTAINMENT:
-        return "it would serve less of the load within the objectives"
-    if search.rules.order is SearchOrder.FEWEST_GPUS and mine.gpus > best.gpus:
-        return "it would take more GPUs"
-    if mine.rate_per_s * (1.0 + NOTABLE_GAIN) < best.rate_per_s:
-        return "it would sustain less"
-    if mine.response_ns > best.response_ns * (1.0 + NOTABLE_GAIN):
-        return "its sessions would take longer"
-    if other.moved_blocks > chosen.moved_blocks:
-        return f"it gains too little to load {other.moved_blocks} block(s) for"
-    return "it is no better by more than predictions can tell"
+    few = search.rules.order is SearchOrder.FEWEST_GPUS
+    reasons = (
+        (
+            search.rules.wants_survival and best.survives and not mine.survives,
+            "it would not survive the loss of an agent",
+        ),
+        (
+            mine.attainment < best.attainment - NOTABLE_ATTAINMENT,
+            "it would serve less of the load within the objectives",
+        ),
+        (few and mine.gpus > best.gpus, "it would take more GPUs"),
+        (mine.rate_per_s * (1.0 + NOTABLE_GAIN) < best.rate_per_s, "it would sustain less"),
+        (
+            mine.response_ns > best.response_ns * (1.0 + NOTABLE_GAIN),
+            "its sessions would take longer",
+        ),
+        (
+            other.moved_blocks > chosen.moved_blocks,
+            f"it gains too little to load {other.moved_blocks} block(s) for",
+        ),
+    )
+    usual = "it is no better by more than predictions can tell"
+    return next((said for applies, said in reasons if applies), usual)
 
 
 def _key(priced: PricedShape, rules: SearchRules) -> tuple[float, ...]:

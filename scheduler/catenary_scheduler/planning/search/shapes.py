@@ -72,7 +72,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class ImpossibleShape:
+class InfeasibleShape:
     """A shape that agents have no room for, and the reason in words."""
 
     name: str
@@ -81,7 +81,7 @@ class ImpossibleShape:
 
 def shapes_of(
     job: ChainJob, cluster: ChainCluster, compose: Compose
-) -> tuple[list[Shape], list[ImpossibleShape]]:
+) -> tuple[list[Shape], list[InfeasibleShape]]:
     """Returns the shapes that agents have room for, and the others.
 
     The first shape is the one that is taken while nothing is measured.
@@ -101,7 +101,7 @@ def shapes_of(
     first = _usual(job, usual, asked_for=asked_for)
     tried = (_rings(job), _split(job, cluster, compose), _classes(job, compose))
     for shape in itertools.chain([first], *tried):
-        if isinstance(shape, ImpossibleShape):
+        if isinstance(shape, InfeasibleShape):
             impossible.append(shape)
         else:
             found.setdefault(shape.chains, shape)
@@ -118,7 +118,7 @@ def _usual(job: ChainJob, answers: _Answers, *, asked_for: bool) -> Shape:
     return _shape(ShapeKind.COMPOSED, "composed chains", answers, asked_for=asked_for)
 
 
-def _rings(job: ChainJob) -> Iterator[Shape | ImpossibleShape]:
+def _rings(job: ChainJob) -> Iterator[Shape | InfeasibleShape]:
     longest = min(len(job.task.servers), job.task.blocks, MOST_AGENTS_PER_CHAIN)
     for length in range(1, longest + 1):
         mine = replace(job, roles=(), per_chain=length)
@@ -126,12 +126,12 @@ def _rings(job: ChainJob) -> Iterator[Shape | ImpossibleShape]:
             made = rings(job.task, length, job.load.deployed.max_batch, job.previous)
             yield _ring_shape(length, [(mine, made)])
         except PlanInfeasible as error:
-            yield ImpossibleShape(_ring_name(length), error.message)
+            yield InfeasibleShape(_ring_name(length), error.message)
 
 
 def _split(
     job: ChainJob, cluster: ChainCluster, compose: Compose
-) -> Iterator[Shape | ImpossibleShape]:
+) -> Iterator[Shape | InfeasibleShape]:
     runtimes = {job.memories[server.name].agent.runtime for server in job.task.servers}
     # Caches are handed over in one form, and 0 says that nobody is to hand over any.
     if job.roles or cluster.prefill_agents == 0 or len(runtimes) > 1:
@@ -144,10 +144,10 @@ def _split(
                 answers = [(part, solve_job(part, compose)) for part in parts]
                 yield _shape(ShapeKind.SPLIT, _split_name(prefill), answers)
             except PlanInfeasible as error:
-                yield ImpossibleShape(_split_name(prefill), error.message)
+                yield InfeasibleShape(_split_name(prefill), error.message)
 
 
-def _classes(job: ChainJob, compose: Compose) -> Iterator[Shape | ImpossibleShape]:
+def _classes(job: ChainJob, compose: Compose) -> Iterator[Shape | InfeasibleShape]:
     by_class: dict[str, list[Server]] = {}
     for server in job.task.servers:
         name = job.memories[server.name].agent.device_class
@@ -162,7 +162,7 @@ def _classes(job: ChainJob, compose: Compose) -> Iterator[Shape | ImpossibleShap
             yield _shape(ShapeKind.ONE_CLASS, f"only {name}", [answer])
             apart.append(answer)
         except PlanInfeasible as error:
-            yield ImpossibleShape(f"only {name}", error.message)
+            yield InfeasibleShape(f"only {name}", error.message)
     if len(apart) > 1:
         yield _shape(ShapeKind.CLASSES_APART, "each class by itself", apart)
 

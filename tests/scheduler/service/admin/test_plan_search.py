@@ -55,6 +55,7 @@ async def test_a_vision_model_on_devices_that_are_here_and_others(
         assert named | {each.gpu for each in found.idle} == {"old-1", "old-2", "l4-1"}
         assert all(each.why_not for each in found.options[1:])
         assert any("times of toy:1 on old" in note for note in found.notes)
+        assert found.scheduler_groups == 1
         assert process.leader().cluster.plan_id == before
 
 
