@@ -71,6 +71,27 @@ def replicated(
     return Placement(tuple(placed))
 
 
+def without_room(
+    models: Sequence[DeployedModel],
+    placement: Placement,
+    agents: Iterable[Agent],
+    memory_share: float = 0.9,
+) -> list[AgentId]:
+    """Returns the agents that have no room for all that a placement has them host."""
+    of_key = {model.key: model for model in models}
+    parts = {
+        (agent, placed.model, stage.first_block, stage.last_block)
+        for placed in placement.models
+        for pipeline in placed.pipelines
+        for stage in pipeline.stages
+        for agent in stage.agents
+    }
+    room = _Room(agents, memory_share)
+    for agent, key, first, last in parts:
+        room.take(agent, _size(of_key[key], first, last))
+    return sorted({agent for agent, *_ in parts if room.left(agent) < 0})
+
+
 def why_unused(models: Sequence[DeployedModel], agent: Agent, memory_share: float = 0.9) -> str:
     """Returns in words why `replicated` gives an agent no part of any of these models."""
     return "; ".join(_why_unused(model, agent, memory_share) for model in models)

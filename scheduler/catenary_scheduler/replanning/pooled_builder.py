@@ -26,6 +26,7 @@ from catenary_scheduler.planning.live import (
     pooling_problem,
 )
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.planning.replicas import without_room
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.replanning.solver import SolverResult
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -182,7 +183,8 @@ class PooledBuilder:
         else:
             remarks.append(f"no pooled plan was found: {why}")
         split = even_split(request.models, request.agents)
-        options["an even split"] = comparing.candidate(problem, split, groups)
+        if not without_room(request.models, split, request.agents, request.memory_share):
+            options["an even split"] = comparing.candidate(problem, split, groups)
         remarks += [
             f"{name} would take {other.promise.objective:.1f} requests/s in all where"
             f" {chosen.promise.objective:.1f} are taken: "

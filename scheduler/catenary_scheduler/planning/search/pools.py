@@ -28,7 +28,7 @@ from catenary_scheduler.planning.placement import Placement
 from catenary_scheduler.planning.pooled import LeastGpus, MaxThroughput, Objective, plan_pools
 from catenary_scheduler.planning.pooled.planner import Clock
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
-from catenary_scheduler.planning.replicas import replicated
+from catenary_scheduler.planning.replicas import replicated, without_room
 from catenary_scheduler.planning.search.figures import attainment_of
 from catenary_scheduler.planning.search.options import (
     PlanAnswer,
@@ -64,6 +64,7 @@ def search_pools(task: PoolQuestion, time_limit_s: float, clock: Clock) -> PlanA
     for name, make in _ways(task, time_limit_s, clock):
         try:
             placement, limit = make()
+            _check_room(task, placement)
         except PlanInfeasible as error:
             impossible.append(PlanOption(name, None, None, error.message))
         else:
@@ -119,6 +120,13 @@ def _ways(
     groups = task.cluster.groups
     for group in groups if len(groups) > 1 else ():
         yield f"only {group.name}", partial(_whole, task, group.agents)
+
+
+def _check_room(task: PoolQuestion, placement: Placement) -> None:
+    cluster = task.cluster
+    full = without_room((task.deployed,), placement, cluster.agents, cluster.memory_share)
+    if full:
+        raise PlanInfeasible(f"{', '.join(full)} would have no room for a part of it")
 
 
 def _split(task: PoolQuestion, agents: Sequence[Agent]) -> _Made:

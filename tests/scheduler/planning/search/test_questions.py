@@ -240,7 +240,7 @@ def test_the_fewest_gpus_that_carry_a_load_are_found() -> None:
 
 
 def test_a_model_that_fits_nowhere_as_a_whole_is_cut() -> None:
-    found = answer(pool_question(1, 1, vision(memory_bytes=4 * 10**9)))
+    found = answer(pool_question(1, 1, vision(memory_bytes=3 * 10**9)))
     options = {each.name: each for each in found.options}
     assert "does not fit as a whole" in options["whole replicas"].why_not
     assert found.options[0].placement is not None
