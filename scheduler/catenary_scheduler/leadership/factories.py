@@ -17,7 +17,7 @@ from catenary_scheduler.replanning.agent_stability import AgentStability
 from catenary_scheduler.replanning.chain_builder import NO_AGENTS, ChainBuilder
 from catenary_scheduler.replanning.plan_builder import PlanBuilder
 from catenary_scheduler.replanning.planner import Planner
-from catenary_scheduler.replanning.questions import PlanQuestions
+from catenary_scheduler.replanning.questions import PlanQuestions, QuestionRules
 from catenary_scheduler.replanning.solver import Solver
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand
 from catenary_scheduler.settings import SchedulerSettings
@@ -89,8 +89,7 @@ def questions_of(
     return PlanQuestions(
         deployments,
         measured,
-        _pool_rules(settings),
-        _chain_rules(settings),
+        QuestionRules(_pool_rules(settings), _chain_rules(settings)),
         Solver(settings.plan_time_limit_s).answer,
         planner.session_load,
         decision_s,

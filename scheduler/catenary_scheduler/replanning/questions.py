@@ -69,14 +69,26 @@ class PlanDemand:
     output_tokens: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionRules:
+    """The rules of the planner, which answers keep, too.
+
+    Attributes:
+        pools: Rules that pooled plans keep.
+        chains: An empty cluster, with what an operator asked of all chains.
+    """
+
+    pools: PlanningRules
+    chains: ChainCluster
+
+
 class PlanQuestions:
     """Answers one question at a time.
 
     Args:
         deployments: The models, deployed or in the repository.
         measured: What agents measured.
-        rules: Rules that pooled plans keep.
-        chains: An empty cluster, with what an operator asked of all chains.
+        rules: The rules of the planner.
         answer: Answers a question beside the event loop.
         session_load: Returns the load of a model that generates text.
         decision_s: Returns the seconds in which a scheduler decides on a request; 0 if unknown.
@@ -86,8 +98,7 @@ class PlanQuestions:
         self,
         deployments: Deployments,
         measured: MeasuredProfiles,
-        rules: PlanningRules,
-        chains: ChainCluster,
+        rules: QuestionRules,
         answer: AnswerQuestion,
         session_load: Callable[[ModelKey], SessionLoad],
         decision_s: Callable[[], float],
@@ -95,7 +106,6 @@ class PlanQuestions:
         self._deployments = deployments
         self._measured = measured
         self._rules = rules
-        self._chains = chains
         self._answer = answer
         self._session_load = session_load
         self._decision_s = decision_s
@@ -146,7 +156,9 @@ class PlanQuestions:
         )
         load = ChainLoad(model, wanted.rate_per_s or usual.rate_per_s, shape)
         measured, notes = with_estimates(model, devices, self._measured.generation())
-        cluster = replace(self._chains, agents=devices.agents, loads=(load,), measured=measured)
+        cluster = replace(
+            self._rules.chains, agents=devices.agents, loads=(load,), measured=measured
+        )
         note = (
             f"asked for {load.rate_per_s:.3g} sessions/s of {shape.prompt_tokens:.0f} and"
             f" {shape.output_tokens:.0f} tokens"
@@ -166,10 +178,10 @@ class PlanQuestions:
         served = devices.measured(dict.fromkeys(self._measured.served_places(), True))
         return PoolQuestion(
             cluster,
-            pooling_problem(cluster, self._rules),
+            pooling_problem(cluster, self._rules.pools),
             wanted.order,
             wanted.rate_per_s,
-            self._chains.survival_first,
+            self._rules.chains.survival_first,
             tuple(origins(cluster.profiled, cluster.groups, times, served)),
         )
 

@@ -37,8 +37,9 @@ class AdminStub:
     """The plan in force, why it is what it is, what it promises, and the last change of plan."""
     ApplyPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]
     """Puts a plan in force, which stays until Replan."""
-    Replan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]
+    SearchPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SearchPlanRequest, _admin_pb2.SearchPlanResponse]
     """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
+    Replan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]
     DeployModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]
     """Serves a model of the repository, or one that is served already in another way."""
     DrainAgent: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]
@@ -69,8 +70,9 @@ class AdminAsyncStub(AdminStub):
     """The plan in force, why it is what it is, what it promises, and the last change of plan."""
     ApplyPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]  # type: ignore[assignment]
     """Puts a plan in force, which stays until Replan."""
-    Replan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]  # type: ignore[assignment]
+    SearchPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.SearchPlanRequest, _admin_pb2.SearchPlanResponse]  # type: ignore[assignment]
     """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
+    Replan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]  # type: ignore[assignment]
     DeployModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]  # type: ignore[assignment]
     """Serves a model of the repository, or one that is served already in another way."""
     DrainAgent: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]  # type: ignore[assignment]
@@ -118,12 +120,19 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Puts a plan in force, which stays until Replan."""
 
     @_abc_1.abstractmethod
+    def SearchPlan(
+        self,
+        request: _admin_pb2.SearchPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SearchPlanResponse, _abc.Awaitable[_admin_pb2.SearchPlanResponse]]:
+        """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
+
+    @_abc_1.abstractmethod
     def Replan(
         self,
         request: _admin_pb2.ReplanRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ReplanResponse, _abc.Awaitable[_admin_pb2.ReplanResponse]]:
-        """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
+    ) -> _typing.Union[_admin_pb2.ReplanResponse, _abc.Awaitable[_admin_pb2.ReplanResponse]]: ...
 
     @_abc_1.abstractmethod
     def DeployModel(

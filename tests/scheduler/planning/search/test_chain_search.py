@@ -254,13 +254,15 @@ def test_what_survives_is_preferred_only_where_that_is_wanted() -> None:
     assert why_not(search, fast) == "it would not survive the loss of an agent"
 
 
-def test_of_no_load_all_is_served() -> None:
-    """Brought-back division by zero: nobody asks for anything."""
-    search = found(cluster(agent("a"), rate=0.0))
-    assert search.chosen.figures is not None
-    assert search.chosen.figures.attainment == 1.0
-    impossible = cluster(agent("a"), rate=0.0, objectives=TokenObjectives(1, 1))
-    assert all(each.attainment == 0.0 for each in figures(found(impossible)))
+def test_of_no_load_all_is_served_or_nothing() -> None:
+    for objectives, attained in ((None, 1.0), (TokenObjectives(1, 1), 0.0)):
+        there = cluster(agent("a"), objectives=objectives)
+        (load,) = there.loads
+        lines = ClusterLines(DECODER, there.agents, there.measured, LLM)
+        placement = found(there).chosen.shape.placement
+        priced = figures_of(placement, replace(load, rate_per_s=0.0), lines.lines)
+        assert priced is not None
+        assert priced.attainment == attained
 
 
 def test_caches_that_are_handed_over_take_their_time() -> None:
