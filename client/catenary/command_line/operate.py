@@ -59,7 +59,6 @@ def drain(
 
 
 def print_plan_id(options: CommandOptions, plan_id: str) -> None:
-    """Prints the id of a plan."""
     if options.as_json:
         print_json({"plan_id": plan_id})
     else:

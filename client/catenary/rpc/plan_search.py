@@ -16,7 +16,7 @@ from catenary_protos.catenary.v1 import admin_pb2
 MOST_COUNT = 65_536
 MOST_TOKENS = 16_777_216
 OBJECTIVES = ("throughput", "gpus")
-"""What may decide once objectives are met: the most throughput, or the fewest GPUs."""
+"""Quantities that may decide once objectives are met: most throughput, or fewest GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

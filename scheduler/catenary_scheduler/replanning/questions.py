@@ -48,7 +48,7 @@ AnswerQuestion = Callable[[PlanQuestion, float], Awaitable[PlanAnswer]]
 
 @dataclass(frozen=True, slots=True)
 class PlanDemand:
-    """What somebody asks for: a model, devices and a load.
+    """A model, devices and a load that somebody asks about.
 
     Attributes:
         model: Name of the model.

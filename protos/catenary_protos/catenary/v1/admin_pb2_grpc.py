@@ -44,15 +44,15 @@ class AdminStub:
                 request_serializer=catenary_dot_v1_dot_admin__pb2.GetPlanRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.GetPlanResponse.FromString,
                 _registered_method=True)
-        self.ApplyPlan = channel.unary_unary(
-                '/catenary.v1.Admin/ApplyPlan',
-                request_serializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanRequest.SerializeToString,
-                response_deserializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanResponse.FromString,
-                _registered_method=True)
         self.SearchPlan = channel.unary_unary(
                 '/catenary.v1.Admin/SearchPlan',
                 request_serializer=catenary_dot_v1_dot_admin__pb2.SearchPlanRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.SearchPlanResponse.FromString,
+                _registered_method=True)
+        self.ApplyPlan = channel.unary_unary(
+                '/catenary.v1.Admin/ApplyPlan',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanResponse.FromString,
                 _registered_method=True)
         self.Replan = channel.unary_unary(
                 '/catenary.v1.Admin/Replan',
@@ -123,6 +123,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SearchPlan(self, request, context):
+        """Says what would serve a model on devices that need not be there; nothing changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ApplyPlan(self, request, context):
         """Puts a plan in force, which stays until Replan.
         """
@@ -130,15 +137,9 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SearchPlan(self, request, context):
+    def Replan(self, request, context):
         """Plans anew for the agents and the load there are now, in place of any plan applied by hand.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Replan(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -220,15 +221,15 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.GetPlanRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.GetPlanResponse.SerializeToString,
             ),
-            'ApplyPlan': grpc.unary_unary_rpc_method_handler(
-                    servicer.ApplyPlan,
-                    request_deserializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanRequest.FromString,
-                    response_serializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanResponse.SerializeToString,
-            ),
             'SearchPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.SearchPlan,
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.SearchPlanRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.SearchPlanResponse.SerializeToString,
+            ),
+            'ApplyPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyPlan,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanResponse.SerializeToString,
             ),
             'Replan': grpc.unary_unary_rpc_method_handler(
                     servicer.Replan,
@@ -346,33 +347,6 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
-    def ApplyPlan(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/catenary.v1.Admin/ApplyPlan',
-            catenary_dot_v1_dot_admin__pb2.ApplyPlanRequest.SerializeToString,
-            catenary_dot_v1_dot_admin__pb2.ApplyPlanResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def SearchPlan(request,
             target,
             options=(),
@@ -389,6 +363,33 @@ class Admin:
             '/catenary.v1.Admin/SearchPlan',
             catenary_dot_v1_dot_admin__pb2.SearchPlanRequest.SerializeToString,
             catenary_dot_v1_dot_admin__pb2.SearchPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/ApplyPlan',
+            catenary_dot_v1_dot_admin__pb2.ApplyPlanRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.ApplyPlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

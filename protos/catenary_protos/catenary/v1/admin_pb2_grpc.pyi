@@ -35,11 +35,12 @@ class AdminStub:
     """Scheduler, agents, models, and what waits and runs, at this moment."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPlanRequest, _admin_pb2.GetPlanResponse]
     """The plan in force, why it is what it is, what it promises, and the last change of plan."""
+    SearchPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SearchPlanRequest, _admin_pb2.SearchPlanResponse]
+    """Says what would serve a model on devices that need not be there; nothing changes."""
     ApplyPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]
     """Puts a plan in force, which stays until Replan."""
-    SearchPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SearchPlanRequest, _admin_pb2.SearchPlanResponse]
-    """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     Replan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]
+    """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]
     """Serves a model of the repository, or one that is served already in another way."""
     DrainAgent: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]
@@ -68,11 +69,12 @@ class AdminAsyncStub(AdminStub):
     """Scheduler, agents, models, and what waits and runs, at this moment."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPlanRequest, _admin_pb2.GetPlanResponse]  # type: ignore[assignment]
     """The plan in force, why it is what it is, what it promises, and the last change of plan."""
+    SearchPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.SearchPlanRequest, _admin_pb2.SearchPlanResponse]  # type: ignore[assignment]
+    """Says what would serve a model on devices that need not be there; nothing changes."""
     ApplyPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]  # type: ignore[assignment]
     """Puts a plan in force, which stays until Replan."""
-    SearchPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.SearchPlanRequest, _admin_pb2.SearchPlanResponse]  # type: ignore[assignment]
-    """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     Replan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]  # type: ignore[assignment]
+    """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]  # type: ignore[assignment]
     """Serves a model of the repository, or one that is served already in another way."""
     DrainAgent: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]  # type: ignore[assignment]
@@ -112,6 +114,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """The plan in force, why it is what it is, what it promises, and the last change of plan."""
 
     @_abc_1.abstractmethod
+    def SearchPlan(
+        self,
+        request: _admin_pb2.SearchPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SearchPlanResponse, _abc.Awaitable[_admin_pb2.SearchPlanResponse]]:
+        """Says what would serve a model on devices that need not be there; nothing changes."""
+
+    @_abc_1.abstractmethod
     def ApplyPlan(
         self,
         request: _admin_pb2.ApplyPlanRequest,
@@ -120,19 +130,12 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Puts a plan in force, which stays until Replan."""
 
     @_abc_1.abstractmethod
-    def SearchPlan(
-        self,
-        request: _admin_pb2.SearchPlanRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.SearchPlanResponse, _abc.Awaitable[_admin_pb2.SearchPlanResponse]]:
-        """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
-
-    @_abc_1.abstractmethod
     def Replan(
         self,
         request: _admin_pb2.ReplanRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ReplanResponse, _abc.Awaitable[_admin_pb2.ReplanResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ReplanResponse, _abc.Awaitable[_admin_pb2.ReplanResponse]]:
+        """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
 
     @_abc_1.abstractmethod
     def DeployModel(
