@@ -6,6 +6,7 @@ profiles      block times of every model on every group, corrected by agents' me
 problem       all of it as a `PoolingProblem`, or `PlanInfeasible` naming what is unknown
 place         a `PooledPlan` on the agents, with as few moves as possible
 generation    costs of a session on an agent, from measurements
+links         links between servers, as agents measured them
 agent_memory  memory of agents for a model, and the size that the model has on each of them
 chains        chains of agents for the models that generate text, in the memory pooled models leave
 rings         such chains where the number of agents per chain is given
@@ -32,6 +33,12 @@ from catenary_scheduler.planning.live.generation import (
     SessionShape,
 )
 from catenary_scheduler.planning.live.groups import DeviceGroup, device_groups
+from catenary_scheduler.planning.live.links import (
+    NO_LINKS,
+    LinkFigures,
+    ServerLinks,
+    ServerPair,
+)
 from catenary_scheduler.planning.live.place import Hosted, place
 from catenary_scheduler.planning.live.problem import (
     LiveCluster,
@@ -44,6 +51,7 @@ from catenary_scheduler.planning.live.profiles import MeasuredTimes, corrections
 from catenary_scheduler.planning.live.roles import joined_roles
 
 __all__ = [
+    "NO_LINKS",
     "ChainCluster",
     "ChainCosts",
     "ChainJob",
@@ -53,10 +61,13 @@ __all__ = [
     "GenerationCost",
     "GenerationTimes",
     "Hosted",
+    "LinkFigures",
     "LiveCluster",
     "LiveModel",
     "MeasuredTimes",
     "PlanningRules",
+    "ServerLinks",
+    "ServerPair",
     "SessionShape",
     "chain_jobs",
     "completed",

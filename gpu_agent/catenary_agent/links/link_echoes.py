@@ -1,0 +1,187 @@
+"""Measurement of the link to another agent, by frames that it answers.
+
+The frames take the transport that tensors take to that agent. A measurement waits until neither of
+the two is at work, unless the scheduler insists, and sends one frame at a time, so that frames of
+requests wait for one of them at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage
+from catenary_agent.links.echo_sizes import EchoSizes
+from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from catenary_services.errors import CatenaryError
+from catenary_services.log import get_logger
+
+if TYPE_CHECKING:
+    from catenary_agent.engine.outbound import LinkHub
+    from catenary_protos.catenary.v1.frame_pb2 import FrameHeader
+    from catenary_services.transport.interface import Link, ReceivedFrame
+
+REQUEST = frame_pb2.FRAME_KIND_ECHO_REQUEST
+ANSWER = frame_pb2.FRAME_KIND_ECHO_ANSWER
+Measured = scheduler_pb2.LinkMeasured
+Order = scheduler_pb2.MeasureLinkTo
+
+_ROUND_TRIPS = 8
+_PATTERN_BYTES = 1 << 20
+_MOST_ANSWERING = 64
+_ANSWER_S = 5.0
+_log = get_logger("catenary_agent.links")
+
+
+class _BusyError(Exception):
+    """One of the two agents is at work."""
+
+
+class LinkEchoes:
+    """Asks for echoes and gives them; runs on one event loop.
+
+    Attributes:
+        frame_kinds: The kinds of frames that `on_frame` handles.
+    """
+
+    frame_kinds = (REQUEST, ANSWER)
+
+    def __init__(
+        self,
+        hub: LinkHub,
+        tell: Callable[[OutgoingMessage], None],
+        is_busy: Callable[[], bool],
+    ) -> None:
+        """Creates the part without starting anything.
+
+        Args:
+            hub: The links to peers.
+            tell: Sends a message to the scheduler.
+            is_busy: Says whether this agent has work, which a measurement would delay.
+        """
+        self._hub = hub
+        self._tell = tell
+        self._is_busy = is_busy
+        self._task: asyncio.Task[None] | None = None
+        self._answering: dict[str, asyncio.Task[None]] = {}
+        self._number = 0
+        self._awaited: tuple[str, int, asyncio.Future[tuple[Nanoseconds, bool]]] | None = None
+        """The peer and the number of the echo that is waited for, and who waits: for the moment at
+        which it came, and for whether the peer is at work."""
+
+    def measure(self, order: Order) -> None:
+        """Measures a link and tells the scheduler; gives up what an earlier order asked for."""
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.get_running_loop().create_task(self._answer_order(order))
+
+    def on_frame(self, header: FrameHeader, frame: ReceivedFrame) -> None:
+        """Handles an echo, or what asks for one."""
+        now_ns, peer = time.monotonic_ns(), frame.sender.name
+        frame.release()
+        if header.kind == REQUEST:
+            self._give(peer, header.echo_request.number)
+            return
+        awaited, answer = self._awaited, header.echo_answer
+        if awaited is not None and awaited[:2] == (peer, answer.number):
+            self._awaited = None
+            if not awaited[2].done():
+                awaited[2].set_result((now_ns, answer.is_busy))
+
+    async def close(self) -> None:
+        """Ends everything. Idempotent."""
+        tasks = [*self._answering.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- echoes of peers -------------------------------------------------------------------------
+
+    def _give(self, peer: str, number: int) -> None:
+        """Answers one request of each peer at a time; a peer waits for its echo before the next."""
+        if not peer or peer in self._answering or len(self._answering) >= _MOST_ANSWERING:
+            return
+        task = asyncio.get_running_loop().create_task(self._send_echo(peer, number))
+        self._answering[peer] = task
+        task.add_done_callback(lambda _: self._answering.pop(peer, None))
+
+    async def _send_echo(self, peer: str, number: int) -> None:
+        answer = frame_pb2.EchoAnswer(number=number, is_busy=self._is_busy())
+        header = frame_pb2.FrameHeader(kind=ANSWER, echo_answer=answer)
+        try:
+            link = await self._hub.link_to(peer, _ANSWER_S)
+            slot = await link.export(0, _ANSWER_S)
+            await link.push(slot, header.SerializeToString(), _ANSWER_S)
+        except CatenaryError as error:
+            _log.info("echo_not_sent", peer=peer, why=error.message)
+
+    # -- measurements ----------------------------------------------------------------------------
+
+    async def _answer_order(self, order: Order) -> None:
+        said = Measured(number=order.number)
+        timeout_s = order.deadline_ns / NANOSECONDS_PER_SECOND
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._measure(order, timeout_s, said)
+        except _BusyError:
+            said = Measured(number=order.number, verdict=Measured.VERDICT_BUSY)
+        except (CatenaryError, TimeoutError) as error:
+            if not said.bytes_per_second:  # else that it went on for long says little more
+                why = error.message if isinstance(error, CatenaryError) else "no echo came in time"
+                said = Measured(number=order.number, verdict=Measured.VERDICT_FAILED, why=why)
+        finally:
+            self._awaited = None
+        self._tell(FixedMessage(scheduler_pb2.AgentMessage(link_measured=said), droppable=True))
+
+    async def _measure(self, order: Order, timeout_s: float, said: Measured) -> None:
+        """Writes into `said` what is known; it stays there if the time is over before the end.
+
+        Raises:
+            CatenaryError: The peer cannot be reached.
+            _BusyError: One of the two is at work.
+        """
+        link = await self._hub.link_to(order.peer_id, timeout_s)
+        if link.capabilities.same_host:
+            said.verdict = Measured.VERDICT_SAME_HOST
+            return
+        # The peer opens its own link for the first echo.
+        await self._echo(link, order, b"", 0, timeout_s)
+        trips = [await self._echo(link, order, b"", 0, timeout_s) for _ in range(_ROUND_TRIPS)]
+        round_trip_ns = max(1, min(trips))
+        # What can be compressed on the way would seem to be faster than tensors.
+        pattern = os.urandom(min(_PATTERN_BYTES, order.most_bytes))
+        sizes = EchoSizes(order.most_bytes, round_trip_ns)
+        while (nbytes := sizes.next_bytes()) > 0:
+            took_ns = await self._echo(link, order, pattern, nbytes, timeout_s)
+            sizes.took(nbytes, took_ns)
+            said.verdict = Measured.VERDICT_MEASURED
+            said.round_trip_ns, said.bytes_per_second = round_trip_ns, sizes.bytes_per_second
+
+    async def _echo(
+        self, link: Link, order: Order, pattern: bytes, nbytes: int, timeout_s: float
+    ) -> Nanoseconds:
+        """Returns the nanoseconds from pushing a frame of `nbytes` bytes until its echo came."""
+        if self._is_busy() and not order.even_if_busy:
+            raise _BusyError
+        slot = await link.export(nbytes, timeout_s)
+        try:
+            for start in range(0, nbytes, len(pattern) or 1):
+                part = slot.view[start : start + len(pattern)]
+                part[:] = pattern[: len(part)]
+            self._number += 1
+            coming = asyncio.get_running_loop().create_future()
+            self._awaited = order.peer_id, self._number, coming
+            request = frame_pb2.EchoRequest(number=self._number)
+            header = frame_pb2.FrameHeader(kind=REQUEST, echo_request=request).SerializeToString()
+            began_ns = time.monotonic_ns()
+            await link.push(slot, header, timeout_s)
+        finally:
+            slot.release()
+        came_ns, peer_is_busy = await coming
+        if peer_is_busy and not order.even_if_busy:
+            raise _BusyError
+        return int(came_ns) - began_ns
