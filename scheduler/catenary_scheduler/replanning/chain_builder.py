@@ -10,6 +10,7 @@ from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement
 from catenary_scheduler.planning.chains import ChainTask, Composition, best_composition, recompose
 from catenary_scheduler.planning.live import (
+    USUAL_FRAME_NS,
     ChainCluster,
     ChainJob,
     ChainLoad,
@@ -96,6 +97,10 @@ class ChainBuilder:
         self._prefill_agents = prefill_agents
         self._oversubscription = oversubscription
 
+    def link_factors(self, agents: Sequence[Agent]) -> dict[tuple[str, str], float]:
+        """Returns by how much longer the links between agents take than is assumed."""
+        return self._measured.links.known.factors(agents, USUAL_FRAME_NS)
+
     def is_quick(self, agents: Sequence[Agent]) -> bool:
         """True if `make_now` is fast enough to be called on the event loop."""
         return len(agents) <= _QUICK_AGENTS
@@ -133,6 +138,7 @@ class ChainBuilder:
             partitions=self._partitions,
             prefill_agents=self._prefill_agents,
             oversubscription=self._oversubscription,
+            links=self._measured.links.known,
         )
 
 

@@ -116,6 +116,10 @@ class PlanBuilder:
         """Returns what measurements make of the times of pooled models now."""
         return {} if self.mode == "even" or not agents else self._pooled.corrections(models, agents)
 
+    def link_factors(self, agents: tuple[Agent, ...]) -> Corrections:
+        """Returns by how much longer links take than chains would be composed for without them."""
+        return self._chains.link_factors(agents) if self._chains is not None else {}
+
     def is_immediate(self, request: PlanRequest) -> bool:
         """True if `make_now` makes the wanted plan, and quickly."""
         if request.generating and self._chains and not self._chains.is_quick(request.agents):

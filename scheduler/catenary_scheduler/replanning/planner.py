@@ -16,7 +16,7 @@ from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, needs_any, without
 from catenary_scheduler.replanning.agent_stability import AgentStability, eligible, is_settled
-from catenary_scheduler.replanning.changed_times import ChangedTimes
+from catenary_scheduler.replanning.changed_times import ChangedTimes, Factors
 from catenary_scheduler.replanning.plan_builder import BuiltPlan, PlanBuilder, PlanRequest, Unable
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand, objective_at
@@ -25,6 +25,7 @@ from catenary_scheduler.storage.journal import Fields
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
+from catenary_services.domain.plan import Agent
 from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
 
@@ -78,6 +79,9 @@ class Planner:
         self._retry_s = _FIRST_RETRY_S
         self._before: PlanProvenance | None = None
         self._times = ChangedTimes(replanning.policy)
+        self._links = ChangedTimes(replanning.policy)
+        self._planned_links: Factors = {}
+        """How slow links were when a plan was asked for last."""
         self.changed: Callable[[], None] = lambda: None
         """Called when a plan was made beside the event loop."""
         self.provenance: PlanProvenance | None = None
@@ -202,7 +206,9 @@ class Planner:
             cause := self.load.decide(_ns(now_s)) or self._changed_times(registry, _ns(now_s))
         ):
             self._plan(cause, registry, now_s, if_better=True)
-        elif not self.is_thinking and (cause := self._demand.decide(_ns(now_s))):
+        elif not self.is_thinking and (
+            cause := self._demand.decide(_ns(now_s)) or self._changed_links(registry, _ns(now_s))
+        ):
             self._plan(cause, registry, now_s, chains_only=True)
         return self._kept(registry)
 
@@ -210,8 +216,19 @@ class Planner:
         """Returns in words whose measured times ask for a plan; empty if nobody's do."""
         if self._placement is None or not self._times.is_time(now):
             return ""
-        agents = tuple(registry[a].agent for a in sorted(self._agents) if a in registry)
-        return self._times.decide(self._maker.corrections(self._models, agents), now)
+        factors = self._maker.corrections(self._models, self._present(registry))
+        return self._times.decide(factors, now)
+
+    def _changed_links(self, registry: AgentRegistry, now: Nanoseconds) -> str:
+        """Returns in words which link asks for other chains; empty if none does."""
+        placed = self._placement.models if self._placement is not None else ()
+        if not any(model.chains for model in placed) or not self._links.is_time(now):
+            return ""
+        return self._links.decide(self._maker.link_factors(self._present(registry)), now)
+
+    def _present(self, registry: AgentRegistry) -> tuple[Agent, ...]:
+        """Returns the agents that plans are made for."""
+        return tuple(registry[a].agent for a in sorted(self._agents) if a in registry)
 
     def _plan(
         self,
@@ -229,7 +246,7 @@ class Planner:
         wanted = PlanRequest(
             cause=cause,
             models=self._models,
-            agents=tuple(registry[a].agent for a in sorted(self._agents) if a in registry),
+            agents=self._present(registry),
             shares=self.load.shares(
                 [model.key for model in self._models if model.decoder is None], _ns(now_s)
             ),
@@ -245,6 +262,7 @@ class Planner:
             unable=self._unable(),
         )
         self._around = wanted.unable
+        self._planned_links = self._maker.link_factors(wanted.agents)
         if not wanted.agents or not wanted.models:
             self.problem = "no agent is there" if self._models else ""
             self._placement = None
@@ -284,6 +302,7 @@ class Planner:
             return
         self.problem = built.problem
         self.load.planned(built.provenance.shares, now)
+        self._links.planned(self._planned_links, now)
         if built.provenance.planner == POOLED:
             self._times.planned(built.corrections, now)
         if if_better and self.provenance is not None and not _is_worth_it(self.provenance, built):

@@ -27,6 +27,7 @@ from catenary_scheduler.planning.live.chains import (
 )
 from catenary_scheduler.planning.live.estimates import completed
 from catenary_scheduler.planning.live.generation import (
+    USUAL_FRAME_NS,
     ChainCosts,
     GenerationCost,
     GenerationTimes,
@@ -52,6 +53,7 @@ from catenary_scheduler.planning.live.roles import joined_roles
 
 __all__ = [
     "NO_LINKS",
+    "USUAL_FRAME_NS",
     "ChainCluster",
     "ChainCosts",
     "ChainJob",

@@ -23,8 +23,9 @@ _BYTES_PER_SECOND = 10e9
 _FLOP_PER_SECOND = 50e9
 _FLOP_PER_BYTE = 0.5
 """Operations per byte of a weight (4 bytes, one multiplication and one addition) and token."""
-_HOP_S = 0.001
-"""Seconds that one frame takes from agent to agent, all included, if nobody measured it."""
+USUAL_FRAME_NS = 1_000_000.0
+"""Nanoseconds that one frame takes from agent to agent, all included, if nobody measured longer."""
+_HOP_S = USUAL_FRAME_NS / NANOSECONDS_PER_SECOND
 _HIDDEN_VALUE_BYTES = 4
 _LONGEST_S = 1_000.0
 """Longest time on a link that is told apart: no session takes a link on which it takes longer."""

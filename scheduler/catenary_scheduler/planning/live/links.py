@@ -50,6 +50,26 @@ class ServerLinks:
             known.append(found.bytes_per_second)
         return min((each for each in known if each > 0), default=0)
 
+    def factors(self, agents: Iterable[Agent], usual_ns: float) -> dict[tuple[str, str], float]:
+        """Returns by how much longer the links between agents' servers take than is assumed.
+
+        Args:
+            agents: The agents, with what they state of their network cards.
+            usual_ns: Nanoseconds that a small frame is assumed to be on its way.
+        """
+        stated: dict[ServerId, int] = {}
+        for agent in agents:
+            rate = agent.link_bytes_per_second
+            stated[agent.server] = min(rate, stated.get(agent.server, rate))
+        found: dict[tuple[str, str], float] = {}
+        for (source, target), link in self.figures.items():
+            if source in stated and target in stated:
+                name = f"the link from {source} to {target}"
+                way_ns = max(usual_ns, link.round_trip_ns / 2)
+                found["a frame", name] = way_ns / usual_ns
+                found["a prompt", name] = max(1.0, stated[target] / max(1, link.bytes_per_second))
+        return found
+
     def seen(self, agents: Iterable[Agent]) -> tuple[Agent, ...]:
         """Returns agents with the rate of their network card as far as it was measured.
 

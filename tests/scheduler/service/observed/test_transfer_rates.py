@@ -9,7 +9,7 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch.events import Event, MoveCostsMeasured
 from catenary_scheduler.feedback.transfer_rates import TransferRates
 from catenary_scheduler.leadership.leader import LeaderRuntime
-from catenary_scheduler.observed.links import MeasuredLinks
+from catenary_scheduler.observed.cache_rates import CacheRates
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
@@ -38,7 +38,7 @@ class Heard:
         self.events: list[Event] = []
         self.kept = 0
         nothing: Any = None
-        self.rates = TransferRates(MeasuredLinks(), nothing, self._feed, self._keep, {})
+        self.rates = TransferRates(CacheRates(), nothing, self._feed, self._keep, {})
 
     def _feed(self, event: Event, now: int) -> None:
         self.events.append(event)
