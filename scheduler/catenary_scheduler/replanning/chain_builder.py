@@ -97,7 +97,7 @@ class ChainBuilder:
         self._prefill_agents = prefill_agents
         self._oversubscription = oversubscription
 
-    def link_factors(self, agents: Sequence[Agent]) -> dict[tuple[str, str], float]:
+    def link_factors(self, agents: Sequence[Agent]) -> dict[tuple[ModelKey | str, str], float]:
         """Returns by how much longer the links between agents take than is assumed."""
         return self._measured.links.known.factors(agents, USUAL_FRAME_NS)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import pairwise
 from statistics import fmean
 
 from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, hosts_for
@@ -282,11 +283,38 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
             f"{load.deployed.key}: agents that were there before host"
             f" {composition.moved_blocks} block(s) that they did not."
         )
+    lines += _links_in_words(job, composition)
     lines += [f"{line}." for line in left_out_in_words(load.deployed, job.left_out)]
     idle = {server.name for server in job.task.servers} - {str(h.agent) for h in model.hosts}
     if idle:
         lines.append(f"{load.deployed.key}: no chain uses {', '.join(sorted(idle))}.")
     return lines
+
+
+def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
+    """Returns a sentence about the links that were measured to be slow, if there are any."""
+    links = job.task.links
+    if links is None:
+        return []
+    longer = {
+        (before, after): seconds - links[None, after]
+        for (before, after), seconds in links.items()
+        if before is not None and seconds > links[None, after]
+    }
+    pairs = {
+        (one.server, other.server)
+        for chain in composition.chains
+        for one, other in pairwise(chain.hops)
+    }
+    passed = max(pairs & longer.keys(), key=lambda pair: longer[pair], default=None)
+    key = job.load.deployed.key
+    if passed is None:
+        return [f"{key}: no chain passes any of {len(longer)} links that were measured to be slow."]
+    return [
+        f"{key}: the slowest link that a chain passes is the one from {passed[0]} to {passed[1]}:"
+        f" by what was measured, a session takes {longer[passed]:.2g} s longer by it, there and"
+        " back, than by a usual one."
+    ]
 
 
 def taken_by(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from catenary_services.domain.ids import Nanoseconds, ServerId
+from catenary_services.domain.ids import ModelKey, Nanoseconds, ServerId
 from catenary_services.domain.plan import Agent
 
 ServerPair = tuple[ServerId, ServerId]
@@ -50,7 +50,9 @@ class ServerLinks:
             known.append(found.bytes_per_second)
         return min((each for each in known if each > 0), default=0)
 
-    def factors(self, agents: Iterable[Agent], usual_ns: float) -> dict[tuple[str, str], float]:
+    def factors(
+        self, agents: Iterable[Agent], usual_ns: float
+    ) -> dict[tuple[ModelKey | str, str], float]:
         """Returns by how much longer the links between agents' servers take than is assumed.
 
         Args:
@@ -61,7 +63,7 @@ class ServerLinks:
         for agent in agents:
             rate = agent.link_bytes_per_second
             stated[agent.server] = min(rate, stated.get(agent.server, rate))
-        found: dict[tuple[str, str], float] = {}
+        found: dict[tuple[ModelKey | str, str], float] = {}
         for (source, target), link in self.figures.items():
             if source in stated and target in stated:
                 name = f"the link from {source} to {target}"
