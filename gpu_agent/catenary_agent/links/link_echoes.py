@@ -122,23 +122,23 @@ class LinkEchoes:
     # -- measurements ----------------------------------------------------------------------------
 
     async def _answer_order(self, order: Order) -> None:
-        said = Measured(number=order.number)
         timeout_s = order.deadline_ns / NANOSECONDS_PER_SECOND
         try:
             async with asyncio.timeout(timeout_s):
-                await self._measure(order, timeout_s, said)
+                said = await self._measured(order, timeout_s)
         except _BusyError:
-            said = Measured(number=order.number, verdict=Measured.VERDICT_BUSY)
-        except (CatenaryError, TimeoutError) as error:
-            if not said.bytes_per_second:  # else that it went on for long says little more
-                why = error.message if isinstance(error, CatenaryError) else "no echo came in time"
-                said = Measured(number=order.number, verdict=Measured.VERDICT_FAILED, why=why)
+            said = Measured(verdict=Measured.VERDICT_BUSY)
+        except CatenaryError as error:
+            said = Measured(verdict=Measured.VERDICT_FAILED, why=error.message)
+        except TimeoutError:
+            said = Measured(verdict=Measured.VERDICT_FAILED, why="no echo came in time")
         finally:
             self._awaited = None
+        said.number = order.number
         self._tell(FixedMessage(scheduler_pb2.AgentMessage(link_measured=said), droppable=True))
 
-    async def _measure(self, order: Order, timeout_s: float, said: Measured) -> None:
-        """Writes into `said` what is known; it stays there if the time is over before the end.
+    async def _measured(self, order: Order, timeout_s: float) -> Measured:
+        """Returns what a measurement finds.
 
         Raises:
             CatenaryError: The peer cannot be reached.
@@ -146,8 +146,7 @@ class LinkEchoes:
         """
         link = await self._hub.link_to(order.peer_id, timeout_s)
         if link.capabilities.same_host:
-            said.verdict = Measured.VERDICT_SAME_HOST
-            return
+            return Measured(verdict=Measured.VERDICT_SAME_HOST)
         # The peer opens its own link for the first echo.
         await self._echo(link, order, b"", 0, timeout_s)
         trips = [await self._echo(link, order, b"", 0, timeout_s) for _ in range(_ROUND_TRIPS)]
@@ -156,10 +155,12 @@ class LinkEchoes:
         pattern = os.urandom(min(_PATTERN_BYTES, order.most_bytes))
         sizes = EchoSizes(order.most_bytes, round_trip_ns)
         while (nbytes := sizes.next_bytes()) > 0:
-            took_ns = await self._echo(link, order, pattern, nbytes, timeout_s)
-            sizes.took(nbytes, took_ns)
-            said.verdict = Measured.VERDICT_MEASURED
-            said.round_trip_ns, said.bytes_per_second = round_trip_ns, sizes.bytes_per_second
+            sizes.took(nbytes, await self._echo(link, order, pattern, nbytes, timeout_s))
+        return Measured(
+            verdict=Measured.VERDICT_MEASURED,
+            round_trip_ns=round_trip_ns,
+            bytes_per_second=sizes.bytes_per_second,
+        )
 
     async def _echo(
         self, link: Link, order: Order, pattern: bytes, nbytes: int, timeout_s: float

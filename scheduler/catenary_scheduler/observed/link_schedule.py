@@ -24,7 +24,7 @@ ANSWER_NS = 20 * NANOSECONDS_PER_SECOND
 _LATE_NS = 5 * NANOSECONDS_PER_SECOND
 MOST_SERVERS = 64
 """With more servers, links between the others are not measured."""
-PATIENCE = 5
+MOST_BUSY = 5
 """A link is measured in spite of work when its agents were at work so many times in a row."""
 _FIRST_PAUSE_NS = 10 * NANOSECONDS_PER_SECOND
 _LONGEST_PAUSE_NS = 3600 * NANOSECONDS_PER_SECOND
@@ -163,7 +163,7 @@ class LinkSchedule:
             return None
         _, pair = min(due)
         pause = self._pauses.get(pair)
-        insists = pause is not None and pause.busy >= PATIENCE
+        insists = pause is not None and pause.busy >= MOST_BUSY
         order = LinkOrder(self._number, servers[pair[0]][0], servers[pair[1]][0], insists)
         self._number += 1
         self._under_way = order, now + ANSWER_NS + _LATE_NS

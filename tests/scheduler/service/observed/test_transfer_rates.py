@@ -63,13 +63,13 @@ def test_a_rate_is_told_and_written_when_it_has_changed_notably() -> None:
 
 def test_rates_outlive_the_scheduler() -> None:
     before = MeasuredProfiles()
-    before.links.observe((A, B), MIB, 10 * MS)
+    before.cache_rates.observe((A, B), MIB, 10 * MS)
     odd = {"link|x|y": "0", "link|x": "5", "link|b|a": "fast", "odd": "1"}
     again = MeasuredProfiles()
     again.restore(measurements_of(stored_of(RedisTable.MEASURED, {**before.records(), **odd})))
-    assert list(again.links.rates()) == [(A, B, 100 * MIB)]
+    assert list(again.cache_rates.rates()) == [(A, B, 100 * MIB)]
     assert again.records() == before.records()
-    assert again.links.observe((A, B), MIB, 20 * MS) == 50 * MIB  # the first news counts
+    assert again.cache_rates.observe((A, B), MIB, 20 * MS) == 50 * MIB  # the first news counts
 
 
 def migration_budget(leader: LeaderRuntime) -> Any:
