@@ -29,6 +29,8 @@ _HOP_S = USUAL_FRAME_NS / NANOSECONDS_PER_SECOND
 _HIDDEN_VALUE_BYTES = 4
 _LONGEST_S = 1_000.0
 """Longest time on a link that is told apart: no session takes a link on which it takes longer."""
+_NOTABLE = 1.05
+"""Links on which a session takes up to so many times as long as usual count as usual ones."""
 _MOST_LINKED = 64
 """With more agents, paths over links would take the planner too long."""
 
@@ -159,8 +161,8 @@ class ChainCosts:
         too, which is exact for chains that pass a slow link once.
 
         Returns:
-            The seconds by sender and receiver; None if no link is slower than is assumed anyway, or
-                if there are too many.
+            The seconds by sender and receiver; None if no link is notably slower than is assumed,
+                or if there are too many.
         """
         if not self._links.figures or len(agents) > _MOST_LINKED:
             return None
@@ -173,7 +175,7 @@ class ChainCosts:
                 if source != target:
                     back_s = self._shape.output_tokens * self._longer_s(target, source)
                     seconds = self.way_s(source, target) + back_s
-                    is_slower = is_slower or seconds > usual_s
+                    is_slower = is_slower or seconds > _NOTABLE * usual_s
                     found[source, target] = min(seconds, _LONGEST_S)
         return found if is_slower else None
 
