@@ -32,7 +32,7 @@ Order = scheduler_pb2.MeasureLinkTo
 
 _ROUND_TRIPS = 8
 _PATTERN_BYTES = 1 << 20
-_MOST_ANSWERING = 64
+_MOST_ASKING = 64
 _ANSWER_S = 5.0
 _log = get_logger("catenary_agent.links")
 
@@ -67,6 +67,8 @@ class LinkEchoes:
         self._tell = tell
         self._is_busy = is_busy
         self._task: asyncio.Task[None] | None = None
+        self._asked: dict[str, int] = {}
+        """The number of the echo that a peer asked for last, until its turn has come."""
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._number = 0
         self._awaited: tuple[str, int, asyncio.Future[tuple[Nanoseconds, bool]]] | None = None
@@ -102,22 +104,25 @@ class LinkEchoes:
     # -- echoes of peers -------------------------------------------------------------------------
 
     def _give(self, peer: str, number: int) -> None:
-        """Answers one request of each peer at a time; a peer waits for its echo before the next."""
-        if not peer or peer in self._answering or len(self._answering) >= _MOST_ANSWERING:
+        """Answers a peer's last request: it waits for one echo at a time."""
+        if not peer or (peer not in self._asked and len(self._asked) >= _MOST_ASKING):
             return
-        task = asyncio.get_running_loop().create_task(self._send_echo(peer, number))
-        self._answering[peer] = task
-        task.add_done_callback(lambda _: self._answering.pop(peer, None))
+        self._asked[peer] = number
+        if peer not in self._answering:
+            self._answering[peer] = asyncio.get_running_loop().create_task(self._answer(peer))
 
-    async def _send_echo(self, peer: str, number: int) -> None:
-        answer = frame_pb2.EchoAnswer(number=number, is_busy=self._is_busy())
-        header = frame_pb2.FrameHeader(kind=ANSWER, echo_answer=answer)
+    async def _answer(self, peer: str) -> None:
         try:
-            link = await self._hub.link_to(peer, _ANSWER_S)
-            slot = await link.export(0, _ANSWER_S)
-            await link.push(slot, header.SerializeToString(), _ANSWER_S)
+            while (number := self._asked.pop(peer, None)) is not None:
+                answer = frame_pb2.EchoAnswer(number=number, is_busy=self._is_busy())
+                header = frame_pb2.FrameHeader(kind=ANSWER, echo_answer=answer)
+                link = await self._hub.link_to(peer, _ANSWER_S)
+                slot = await link.export(0, _ANSWER_S)
+                await link.push(slot, header.SerializeToString(), _ANSWER_S)
         except CatenaryError as error:
             _log.info("echo_not_sent", peer=peer, why=error.message)
+        finally:
+            del self._answering[peer]
 
     # -- measurements ----------------------------------------------------------------------------
 

@@ -31,6 +31,9 @@ from catenary_services.log import get_logger
 _log = get_logger(__name__)
 _QUICK_AGENTS = 40
 """Composing for so many agents takes some 20 ms: less than starting a process would."""
+_QUICK_LINKED = 12
+"""As many, if links between them are slow, and paths over pairs are looked for: some 50 ms."""
+_NOTABLE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,8 @@ class ChainBuilder:
 
     def is_quick(self, agents: Sequence[Agent]) -> bool:
         """True if `make_now` is fast enough to be called on the event loop."""
-        return len(agents) <= _QUICK_AGENTS
+        is_linked = any(factor > _NOTABLE for factor in self.link_factors(agents).values())
+        return len(agents) <= (_QUICK_LINKED if is_linked else _QUICK_AGENTS)
 
     def make_now(self, request: ChainRequest, pooled: Placement) -> BuiltChains:
         """Returns the chains that fit beside the placement of pooled models."""

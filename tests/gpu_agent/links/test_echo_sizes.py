@@ -18,7 +18,7 @@ def frames(rate: int, round_trip_ns: int, most_bytes: int) -> tuple[EchoSizes, l
     sizes, sent = EchoSizes(most_bytes, round_trip_ns), []
     while nbytes := sizes.next_bytes():
         sent.append(nbytes)
-        sizes.took(nbytes, nbytes * SECOND // rate + round_trip_ns)
+        sizes.took(nbytes, -(-nbytes * SECOND // rate) + round_trip_ns)
         assert len(sent) < 100
     return sizes, sent
 

@@ -229,7 +229,7 @@ async def test_a_newer_order_takes_the_place_of_the_one_under_way(connect: Conne
     made.echoes["first"].measure(order)
     await asyncio.sleep(0.1)
     said = await made.measured(most_bytes=1000)
-    assert said.number == 7
+    assert (said.number, said.verdict) == (7, Measured.VERDICT_MEASURED)
     assert made.told.empty()
 
 

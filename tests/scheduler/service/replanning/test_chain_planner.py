@@ -132,8 +132,8 @@ async def test_only_the_chains_are_composed_anew_when_demand_drifts(
 async def test_only_the_chains_are_composed_anew_when_a_link_turns_out_to_be_slow(
     deployments: Deployments,
 ) -> None:
-    # Room for four of six blocks, so that every chain needs two agents.
-    bench = Bench(deployments, registry("a", "b", "c", memory_bytes=1_200))
+    # Room for three of six blocks, so that a chain needs two of the three agents.
+    bench = Bench(deployments, registry("a", "b", "c", memory_bytes=1_000))
 
     def placed(now_s: float) -> tuple[object, set[frozenset[str]]]:
         placement = bench.follow(now_s)
