@@ -83,6 +83,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def order(self, epoch: int | None = None, **kind) -> None:
         await self._calls[-1].write(self._packed(epoch, **kind))
 
+    async def tell_all(self, **kind) -> None:
+        """Says the same to every agent that is there; `order` speaks to the last one only."""
+        for call in self._calls:
+            await call.write(self._packed(**kind))
+
     async def order_when_there(self, **kind) -> None:
         """Orders as soon as an agent has said hello."""
         await self.wait_for("hello")
