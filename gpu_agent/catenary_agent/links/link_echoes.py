@@ -132,11 +132,11 @@ class LinkEchoes:
             async with asyncio.timeout(timeout_s):
                 said = await self._measured(order, timeout_s)
         except _BusyError:
-            said = Measured(verdict=Measured.VERDICT_BUSY)
+            said = Measured(outcome=Measured.OUTCOME_BUSY)
         except CatenaryError as error:
-            said = Measured(verdict=Measured.VERDICT_FAILED, why=error.message)
+            said = Measured(outcome=Measured.OUTCOME_FAILED, why=error.message)
         except TimeoutError:
-            said = Measured(verdict=Measured.VERDICT_FAILED, why="no echo came in time")
+            said = Measured(outcome=Measured.OUTCOME_FAILED, why="no echo came in time")
         finally:
             self._awaited = None
         said.number = order.number
@@ -151,7 +151,7 @@ class LinkEchoes:
         """
         link = await self._hub.link_to(order.peer_id, timeout_s)
         if link.capabilities.same_host:
-            return Measured(verdict=Measured.VERDICT_SAME_HOST)
+            return Measured(outcome=Measured.OUTCOME_SAME_HOST)
         # The peer opens its own link for the first echo.
         await self._echo(link, order, b"", 0, timeout_s)
         trips = [await self._echo(link, order, b"", 0, timeout_s) for _ in range(_ROUND_TRIPS)]
@@ -162,7 +162,7 @@ class LinkEchoes:
         while (nbytes := sizes.next_bytes()) > 0:
             sizes.took(nbytes, await self._echo(link, order, pattern, nbytes, timeout_s))
         return Measured(
-            verdict=Measured.VERDICT_MEASURED,
+            outcome=Measured.OUTCOME_MEASURED,
             round_trip_ns=round_trip_ns,
             bytes_per_second=sizes.bytes_per_second,
         )

@@ -13,8 +13,8 @@ from catenary_scheduler.dispatch.events import AgentJoined, Event
 from catenary_scheduler.observed.link_schedule import (
     ANSWER_NS,
     LinkEnd,
+    LinkOutcome,
     LinkSchedule,
-    LinkVerdict,
 )
 from catenary_scheduler.planning.live import LinkFigures
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Epoch, Nanoseconds
@@ -31,10 +31,10 @@ _log = get_logger(__name__)
 _MOST_BYTES = 16 << 20
 _NOTABLE = 0.05
 """A rate that differs by a larger share is told to the dispatcher."""
-_VERDICTS = {
-    scheduler_pb2.LinkMeasured.VERDICT_MEASURED: LinkVerdict.MEASURED,
-    scheduler_pb2.LinkMeasured.VERDICT_SAME_HOST: LinkVerdict.SAME_HOST,
-    scheduler_pb2.LinkMeasured.VERDICT_BUSY: LinkVerdict.BUSY,
+_OUTCOMES = {
+    scheduler_pb2.LinkMeasured.OUTCOME_MEASURED: LinkOutcome.MEASURED,
+    scheduler_pb2.LinkMeasured.OUTCOME_SAME_HOST: LinkOutcome.SAME_HOST,
+    scheduler_pb2.LinkMeasured.OUTCOME_BUSY: LinkOutcome.BUSY,
 }
 
 
@@ -99,14 +99,14 @@ class LinkMeasurements:
         figures = None
         if said.round_trip_ns and said.bytes_per_second:
             figures = LinkFigures(said.round_trip_ns, said.bytes_per_second)
-        verdict = _VERDICTS.get(said.verdict, LinkVerdict.FAILED)
-        if verdict is LinkVerdict.MEASURED and figures is None:
-            verdict = LinkVerdict.FAILED
+        outcome = _OUTCOMES.get(said.outcome, LinkOutcome.FAILED)
+        if outcome is LinkOutcome.MEASURED and figures is None:
+            outcome = LinkOutcome.FAILED
         agent = record.agent.agent_id
-        order = self._schedule.answered(agent, said.number, verdict, figures, now, int(time.time()))
+        order = self._schedule.answered(agent, said.number, outcome, figures, now, int(time.time()))
         if order is None:
             return
-        facts = {"source": agent, "target": order.target.agent, "verdict": verdict.value}
+        facts = {"source": agent, "target": order.target.agent, "outcome": outcome.value}
         if figures is None:
             _log.info("link_not_measured", **facts, why=said.why)
             return

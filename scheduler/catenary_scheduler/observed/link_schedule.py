@@ -30,7 +30,7 @@ _FIRST_PAUSE_NS = 10 * NANOSECONDS_PER_SECOND
 _LONGEST_PAUSE_NS = 3600 * NANOSECONDS_PER_SECOND
 
 
-class LinkVerdict(enum.Enum):
+class LinkOutcome(enum.Enum):
     """The outcome of a measurement."""
 
     MEASURED = "measured"
@@ -107,7 +107,7 @@ class LinkSchedule:
             order, until_ns = self._under_way
             if order.source in ends and now < until_ns:
                 return None
-            self._settle(order, LinkVerdict.FAILED, now)
+            self._settle(order, LinkOutcome.FAILED, now)
         if self._next_ns is not None and now < self._next_ns:
             return None
         self._next_ns = now + SPACING_NS
@@ -117,7 +117,7 @@ class LinkSchedule:
         self,
         agent: AgentId,
         number: int,
-        verdict: LinkVerdict,
+        outcome: LinkOutcome,
         figures: LinkFigures | None,
         now: Nanoseconds,
         unix_s: int,
@@ -127,7 +127,7 @@ class LinkSchedule:
         Args:
             agent: Who says it.
             number: The number of the order.
-            verdict: The outcome.
+            outcome: The outcome.
             figures: What was measured; None if nothing was.
             now: Time on the clock of this process.
             unix_s: The same moment on the calendar's clock.
@@ -137,9 +137,9 @@ class LinkSchedule:
         order = self._under_way[0]
         if order.number != number or order.source.agent != agent:
             return None
-        if figures is not None and verdict is LinkVerdict.MEASURED:
+        if figures is not None and outcome is LinkOutcome.MEASURED:
             self._links.put(order.pair, MeasuredLink(figures, unix_s, order.addresses))
-        self._settle(order, verdict, now)
+        self._settle(order, outcome, now)
         return order
 
     # ---- inside ----
@@ -169,20 +169,20 @@ class LinkSchedule:
         self._under_way = order, now + ANSWER_NS + _LATE_NS
         return order
 
-    def _settle(self, order: LinkOrder, verdict: LinkVerdict, now: Nanoseconds) -> None:
+    def _settle(self, order: LinkOrder, outcome: LinkOutcome, now: Nanoseconds) -> None:
         self._under_way = None
         before = self._pauses.pop(order.pair, None)
-        if verdict is LinkVerdict.MEASURED:
+        if outcome is LinkOutcome.MEASURED:
             return
-        if verdict is LinkVerdict.SAME_HOST:
+        if outcome is LinkOutcome.SAME_HOST:
             self._links.forget(order.pair)
             until_ns = now + _LONGEST_PAUSE_NS
             self._pauses[order.pair] = _Pause(order.addresses, until_ns)
             return
         busy, failed = (before.busy, before.failed) if before is not None else (0, 0)
-        times = busy if verdict is LinkVerdict.BUSY else failed
+        times = busy if outcome is LinkOutcome.BUSY else failed
         until_ns = now + min(_LONGEST_PAUSE_NS, _FIRST_PAUSE_NS << min(times, 16))
-        if verdict is LinkVerdict.BUSY:
+        if outcome is LinkOutcome.BUSY:
             self._pauses[order.pair] = _Pause(order.addresses, until_ns, busy + 1, 0)
         else:
             self._pauses[order.pair] = _Pause(order.addresses, until_ns, busy, failed + 1)

@@ -176,7 +176,7 @@ async def test_a_slow_link_is_measured_as_slow_and_as_distant_as_it_is(
 ) -> None:
     made = await connect(bytes_per_second, delay_s)
     async for said in repeated(made):
-        assert (said.verdict, said.number) == (Measured.VERDICT_MEASURED, 7)
+        assert (said.outcome, said.number) == (Measured.OUTCOME_MEASURED, 7)
         assert said.bytes_per_second <= bytes_per_second
         assert said.round_trip_ns >= 2 * delay_s * 1e9
         if said.bytes_per_second >= bytes_per_second * 0.6:
@@ -186,7 +186,7 @@ async def test_a_slow_link_is_measured_as_slow_and_as_distant_as_it_is(
 async def test_a_fast_link_is_not_taken_for_a_slow_one(connect: Connected) -> None:
     made = await connect()
     async for said in repeated(made):
-        assert said.verdict == Measured.VERDICT_MEASURED
+        assert said.outcome == Measured.OUTCOME_MEASURED
         assert said.round_trip_ns > 0
         if said.bytes_per_second > 125_000_000 and said.round_trip_ns < 20_000_000:
             break
@@ -195,7 +195,7 @@ async def test_a_fast_link_is_not_taken_for_a_slow_one(connect: Connected) -> No
 async def test_between_processes_of_one_host_nothing_is_measured(connect: Connected) -> None:
     made = await connect(transports=("shm", "tcp"))
     said = await made.measured()
-    assert said.verdict == Measured.VERDICT_SAME_HOST
+    assert said.outcome == Measured.OUTCOME_SAME_HOST
     assert (made.answers, said.bytes_per_second, said.round_trip_ns) == (0, 0, 0)
 
 
@@ -205,9 +205,9 @@ async def test_while_one_of_the_two_is_at_work_it_is_put_off_unless_the_schedule
 ) -> None:
     made = await connect()
     made.busy.add(at_work)
-    assert (await made.measured()).verdict == Measured.VERDICT_BUSY
+    assert (await made.measured()).outcome == Measured.OUTCOME_BUSY
     assert made.answers <= 1
-    assert (await made.measured(even_if_busy=True)).verdict == Measured.VERDICT_MEASURED
+    assert (await made.measured(even_if_busy=True)).outcome == Measured.OUTCOME_MEASURED
 
 
 async def test_a_peer_that_is_in_no_directory_or_silent_is_an_answer_too(
@@ -215,10 +215,10 @@ async def test_a_peer_that_is_in_no_directory_or_silent_is_an_answer_too(
 ) -> None:
     made = await connect()
     said = await made.measured(peer_id="nobody")
-    assert (said.verdict, said.why) == (Measured.VERDICT_FAILED, "nobody is in no directory")
+    assert (said.outcome, said.why) == (Measured.OUTCOME_FAILED, "nobody is in no directory")
     made.echoes["second"].on_frame = lambda header, frame: frame.release()  # type: ignore[method-assign]
     said = await made.measured(deadline_ns=300_000_000)
-    assert (said.verdict, said.why) == (Measured.VERDICT_FAILED, "no echo came in time")
+    assert (said.outcome, said.why) == (Measured.OUTCOME_FAILED, "no echo came in time")
 
 
 async def test_a_newer_order_takes_the_place_of_the_one_under_way(connect: Connected) -> None:
@@ -229,7 +229,7 @@ async def test_a_newer_order_takes_the_place_of_the_one_under_way(connect: Conne
     made.echoes["first"].measure(order)
     await asyncio.sleep(0.1)
     said = await made.measured(most_bytes=1000)
-    assert (said.number, said.verdict) == (7, Measured.VERDICT_MEASURED)
+    assert (said.number, said.outcome) == (7, Measured.OUTCOME_MEASURED)
     assert made.told.empty()
 
 
@@ -246,4 +246,4 @@ async def test_echoes_nobody_waits_for_and_floods_of_requests_are_harmless(
         slot = await link.export(0, 10.0)
         await link.push(slot, header.SerializeToString(), 10.0)
     assert len(made.echoes["first"]._answering) <= 1
-    assert (await made.measured()).verdict == Measured.VERDICT_MEASURED
+    assert (await made.measured()).outcome == Measured.OUTCOME_MEASURED

@@ -22,7 +22,7 @@ async def test_two_agents_without_shared_memory_measure_their_link(bench):
     await scheduler.tell_all(directory=peers)
     await scheduler.order(measure_link=order(5, hellos[0].agent_id))
     [said] = await scheduler.wait_for("link_measured")
-    assert (said.number, said.verdict, said.why) == (5, Measured.VERDICT_MEASURED, "")
+    assert (said.number, said.outcome, said.why) == (5, Measured.OUTCOME_MEASURED, "")
     assert said.round_trip_ns > 0
     assert said.bytes_per_second > 0
 
@@ -32,5 +32,5 @@ async def test_an_agent_says_which_link_it_cannot_measure(bench):
     await bench.agent(scheduler.port)
     await scheduler.order_when_there(measure_link=order(6, "nobody"))
     [said] = await scheduler.wait_for("link_measured")
-    assert (said.number, said.verdict) == (6, Measured.VERDICT_FAILED)
+    assert (said.number, said.outcome) == (6, Measured.OUTCOME_FAILED)
     assert said.why == "nobody is in no directory"

@@ -1545,55 +1545,55 @@ class LinkMeasured(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    class _Verdict:
+    class _Outcome:
         ValueType = _typing.NewType("ValueType", _builtins.int)
         V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[LinkMeasured._Verdict.ValueType], _builtins.type):
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[LinkMeasured._Outcome.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
-        VERDICT_UNSPECIFIED: LinkMeasured._Verdict.ValueType  # 0
-        VERDICT_MEASURED: LinkMeasured._Verdict.ValueType  # 1
-        VERDICT_SAME_HOST: LinkMeasured._Verdict.ValueType  # 2
+        OUTCOME_UNSPECIFIED: LinkMeasured._Outcome.ValueType  # 0
+        OUTCOME_MEASURED: LinkMeasured._Outcome.ValueType  # 1
+        OUTCOME_SAME_HOST: LinkMeasured._Outcome.ValueType  # 2
         """Frames to that peer pass shared memory, and no network."""
-        VERDICT_BUSY: LinkMeasured._Verdict.ValueType  # 3
+        OUTCOME_BUSY: LinkMeasured._Outcome.ValueType  # 3
         """One of the two is at work."""
-        VERDICT_FAILED: LinkMeasured._Verdict.ValueType  # 4
+        OUTCOME_FAILED: LinkMeasured._Outcome.ValueType  # 4
 
-    class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper): ...
-    VERDICT_UNSPECIFIED: LinkMeasured.Verdict.ValueType  # 0
-    VERDICT_MEASURED: LinkMeasured.Verdict.ValueType  # 1
-    VERDICT_SAME_HOST: LinkMeasured.Verdict.ValueType  # 2
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+    OUTCOME_UNSPECIFIED: LinkMeasured.Outcome.ValueType  # 0
+    OUTCOME_MEASURED: LinkMeasured.Outcome.ValueType  # 1
+    OUTCOME_SAME_HOST: LinkMeasured.Outcome.ValueType  # 2
     """Frames to that peer pass shared memory, and no network."""
-    VERDICT_BUSY: LinkMeasured.Verdict.ValueType  # 3
+    OUTCOME_BUSY: LinkMeasured.Outcome.ValueType  # 3
     """One of the two is at work."""
-    VERDICT_FAILED: LinkMeasured.Verdict.ValueType  # 4
+    OUTCOME_FAILED: LinkMeasured.Outcome.ValueType  # 4
 
     NUMBER_FIELD_NUMBER: _builtins.int
-    VERDICT_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_NS_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """That of the order."""
-    verdict: Global___LinkMeasured.Verdict.ValueType
+    outcome: Global___LinkMeasured.Outcome.ValueType
     round_trip_ns: _builtins.int
     """The shortest of several; 0 unless measured."""
     bytes_per_second: _builtins.int
     """The best of several frames; 0 unless measured."""
     why: _builtins.str
-    """VERDICT_FAILED: why."""
+    """OUTCOME_FAILED: why."""
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
-        verdict: Global___LinkMeasured.Verdict.ValueType = ...,
+        outcome: Global___LinkMeasured.Outcome.ValueType = ...,
         round_trip_ns: _builtins.int = ...,
         bytes_per_second: _builtins.int = ...,
         why: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "number", b"number", "round_trip_ns", b"round_trip_ns", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "number", b"number", "outcome", b"outcome", "round_trip_ns", b"round_trip_ns", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

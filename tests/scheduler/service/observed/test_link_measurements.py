@@ -33,7 +33,7 @@ def orders(agents: list[FakeAgent]) -> list[tuple[int, scheduler_pb2.MeasureLink
 
 
 async def answer(agent: FakeAgent, order: scheduler_pb2.MeasureLinkTo, **said: Any) -> None:
-    known = {"verdict": Measured.VERDICT_MEASURED, "number": order.number, **said}
+    known = {"outcome": Measured.OUTCOME_MEASURED, "number": order.number, **said}
     await agent.send(scheduler_pb2.AgentMessage(link_measured=Measured(**known)))
 
 
@@ -109,7 +109,7 @@ async def test_answers_nobody_waits_for_and_empty_ones_count_for_nothing(
         for agent, number in ((agents[1 - who], order.number), (agents[who], order.number + 1)):
             said = Measured(
                 number=number,
-                verdict=Measured.VERDICT_MEASURED,
+                outcome=Measured.OUTCOME_MEASURED,
                 round_trip_ns=MS,
                 bytes_per_second=1,
             )

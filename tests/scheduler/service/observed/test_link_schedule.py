@@ -14,8 +14,8 @@ from catenary_scheduler.observed.link_schedule import (
     SPACING_NS,
     LinkEnd,
     LinkOrder,
+    LinkOutcome,
     LinkSchedule,
-    LinkVerdict,
 )
 from catenary_scheduler.observed.links import FRESH_S, MeasuredLinks
 from catenary_scheduler.planning.live import LinkFigures, ServerPair
@@ -57,10 +57,10 @@ class Clockwork:
             self.now += SECOND
         return None
 
-    def answer(self, order: LinkOrder, verdict: LinkVerdict = LinkVerdict.MEASURED) -> None:
-        figures = FIGURES if verdict is LinkVerdict.MEASURED else None
+    def answer(self, order: LinkOrder, outcome: LinkOutcome = LinkOutcome.MEASURED) -> None:
+        figures = FIGURES if outcome is LinkOutcome.MEASURED else None
         agent = order.source.agent
-        taken = self.schedule.answered(agent, order.number, verdict, figures, self.now, self.unix_s)
+        taken = self.schedule.answered(agent, order.number, outcome, figures, self.now, self.unix_s)
         assert taken == order
 
     def all(self, within_s: int = 60) -> list[ServerPair]:
@@ -138,7 +138,7 @@ def test_agents_at_work_are_left_alone_longer_each_time_and_then_measured_all_th
         pauses[order.pair].append(work.now)
         if order.even_if_busy:
             break
-        work.answer(order, LinkVerdict.BUSY)
+        work.answer(order, LinkOutcome.BUSY)
     moments = pauses[order.pair]
     assert len(moments) == MOST_BUSY + 1
     waits = [b - a for a, b in pairwise(moments)]
@@ -154,12 +154,12 @@ def test_a_link_that_fails_or_whose_agent_never_answers_holds_up_no_other() -> N
     assert second is not None
     assert second.pair != first.pair
     assert work.now - began >= ANSWER_NS
-    work.answer(second, LinkVerdict.FAILED)
+    work.answer(second, LinkOutcome.FAILED)
     third = work.next()
     assert third is not None
     assert third.pair not in (first.pair, second.pair)
     late = work.schedule.answered(
-        first.source.agent, first.number, LinkVerdict.MEASURED, FIGURES, work.now, work.unix_s
+        first.source.agent, first.number, LinkOutcome.MEASURED, FIGURES, work.now, work.unix_s
     )
     assert late is None
     assert not list(work.links.all())
@@ -184,7 +184,7 @@ def test_only_the_agent_that_was_asked_can_answer() -> None:
         (order.target.agent, order.number),
         (order.source.agent, order.number + 1),
     ):
-        said = LinkVerdict.MEASURED, FIGURES, work.now, work.unix_s
+        said = LinkOutcome.MEASURED, FIGURES, work.now, work.unix_s
         assert work.schedule.answered(agent, number, *said) is None
     assert not list(work.links.all())
 
@@ -195,14 +195,14 @@ def test_processes_that_came_to_share_a_host_have_no_link_any_more() -> None:
     work.now += (FRESH_S + 60) * SECOND
     order = work.next()
     assert order is not None
-    work.answer(order, LinkVerdict.SAME_HOST)
+    work.answer(order, LinkOutcome.SAME_HOST)
     assert order.pair not in work.links.known.figures
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(list(LinkVerdict)),
+            st.sampled_from(list(LinkOutcome)),
             st.sets(st.sampled_from("abcd")),
             st.integers(0, 100),
         ),
@@ -210,12 +210,12 @@ def test_processes_that_came_to_share_a_host_have_no_link_any_more() -> None:
     )
 )
 def test_whatever_comes_one_order_is_under_way_and_only_to_who_is_there(
-    steps: list[tuple[LinkVerdict, set[str], int]],
+    steps: list[tuple[LinkOutcome, set[str], int]],
 ) -> None:
     work = Clockwork()
     waiting: LinkOrder | None = None
     numbers = []
-    for verdict, there, seconds in steps:
+    for outcome, there, seconds in steps:
         work.ends = [end(name) for name in sorted(there)]
         work.now += seconds * SECOND
         order = work.schedule.next_order(work.ends, work.now, work.unix_s)
@@ -226,7 +226,7 @@ def test_whatever_comes_one_order_is_under_way_and_only_to_who_is_there(
             numbers.append(order.number)
             waiting = order
         if waiting is not None and seconds % 2:
-            said = verdict, FIGURES, work.now, work.unix_s
+            said = outcome, FIGURES, work.now, work.unix_s
             work.schedule.answered(waiting.source.agent, waiting.number, *said)
             waiting = None
     assert numbers == sorted(set(numbers))
