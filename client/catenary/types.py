@@ -374,7 +374,7 @@ class ProcessVersion:
 
 @dataclass(frozen=True, slots=True)
 class LinkInfo:
-    """How long frames of agents take from one machine to another, as it was measured.
+    """The measured figures of the link from one machine to another.
 
     Attributes:
         source_server_id: The machine that sends.

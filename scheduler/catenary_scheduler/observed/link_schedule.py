@@ -23,7 +23,7 @@ ANSWER_NS = 20 * NANOSECONDS_PER_SECOND
 """Time that an agent has for a measurement."""
 _LATE_NS = 5 * NANOSECONDS_PER_SECOND
 MOST_SERVERS = 64
-"""With more servers, links between the others are not measured."""
+"""Number of servers between which links are measured; the others have none."""
 MOST_BUSY = 5
 """A link is measured in spite of work when its agents were at work so many times in a row."""
 _FIRST_PAUSE_NS = 10 * NANOSECONDS_PER_SECOND

@@ -21,7 +21,7 @@ class MeasuredLink:
 
     figures: LinkFigures
     unix_s: int
-    """When it was measured, in seconds of the calendar's clock: figures outlive processes."""
+    """The moment of the measurement, by the calendar's clock: figures outlive processes."""
     addresses: str
     """The addresses of both ends; with others it is another link."""
 

@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 _QUICK_AGENTS = 40
 """Composing for so many agents takes some 20 ms: less than starting a process would."""
 _QUICK_LINKED = 12
-"""As many, if links between them are slow, and paths over pairs are looked for: some 50 ms."""
+"""The same if links between them are slow and paths over pairs are looked for: some 50 ms."""
 _NOTABLE = 1.05
 
 

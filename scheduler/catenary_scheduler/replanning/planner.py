@@ -81,7 +81,7 @@ class Planner:
         self._times = ChangedTimes(replanning.policy)
         self._links = ChangedTimes(replanning.policy)
         self._planned_links: Factors = {}
-        """How slow links were when a plan was asked for last."""
+        """The figures of links for which a plan was asked for last, as factors."""
         self.changed: Callable[[], None] = lambda: None
         """Called when a plan was made beside the event loop."""
         self.provenance: PlanProvenance | None = None

@@ -141,8 +141,8 @@ class Bench:
             model_repository=self.repository.root,
             scheduler_addresses=[f"127.0.0.1:{port}" for port in ports],
             runtime_dir=self.folder,
-            transports=["shm", "tcp"],
-            **{"silence_s": 60.0, **options},  # nothing here sends heartbeats
+            # Nothing here sends heartbeats.
+            **{"silence_s": 60.0, "transports": ["shm", "tcp"], **options},
         )
         process = AgentProcess(settings)
         self._stack.push_async_callback(process.stop)

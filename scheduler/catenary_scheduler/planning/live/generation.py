@@ -32,7 +32,7 @@ _LONGEST_S = 1_000.0
 _NOTABLE = 1.05
 """Links on which a session takes up to so many times as long as usual count as usual ones."""
 _MOST_LINKED = 64
-"""With more agents, paths over links would take the planner too long."""
+"""Number of agents above which paths over links would take the planner too long."""
 
 
 @dataclass(frozen=True, slots=True)
