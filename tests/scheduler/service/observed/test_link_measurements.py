@@ -68,7 +68,8 @@ async def test_both_directions_are_measured_and_gone_by_also_by_the_next_leader(
         assert booked(leader) == {10**9}
         found = await answered(agents, round_trip_ns=60 * MS, bytes_per_second=RATE)
         assert sorted(found) == [(0, "agent-1"), (1, "agent-0")]
-        await until(lambda: budgeted(leader) == RATE, "moves are budgeted by what was measured")
+        await until(lambda: len(leader.measured.links.known.figures) == 2, "both are known")
+        assert budgeted(leader) == RATE
         assert booked(leader) == {RATE}
         links = status_of(ClusterView(leader)).links
         assert [(each.source_server_id, each.target_server_id) for each in links] == [
