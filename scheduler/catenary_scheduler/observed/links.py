@@ -79,4 +79,5 @@ class MeasuredLinks:
         """Takes over what an earlier scheduler had measured, the oldest first."""
         for pair, link in sorted(links.items(), key=lambda each: each[1].measured_unix_s):
             figures = LinkFigures(link.round_trip_ns, link.bytes_per_second)
-            self.put(tuple(pair), MeasuredLink(figures, link.measured_unix_s, link.addresses))
+            measured = MeasuredLink(figures, link.measured_unix_s, link.addresses)
+            self.put((pair.source, pair.target), measured)

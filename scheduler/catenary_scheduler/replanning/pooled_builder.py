@@ -226,11 +226,11 @@ class PooledBuilder:
 
 def _factors(cluster: LiveCluster, stated: tuple[Agent, ...]) -> Corrections:
     groups = cluster.groups
-    transfers = {
-        (_TRANSFER, group.name): said.slowest_link / max(1, group.slowest_link)
-        for group, said in zip(groups, device_groups(stated), strict=True)
-    }
-    return {**corrections(cluster.profiled, groups, cluster.measured), **transfers}
+    found: dict[tuple[ModelKey | str, str], float] = {}
+    found.update(corrections(cluster.profiled, groups, cluster.measured).items())
+    for group, said in zip(groups, device_groups(stated), strict=True):
+        found[_TRANSFER, group.name] = said.slowest_link / max(1, group.slowest_link)
+    return found
 
 
 def _links_in_words(seen: Sequence[DeviceGroup], stated: Sequence[DeviceGroup]) -> list[str]:
