@@ -16,7 +16,7 @@ from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, needs_any, without
 from catenary_scheduler.replanning.agent_stability import AgentStability, eligible, is_settled
-from catenary_scheduler.replanning.changed_times import ChangedTimes, Factors
+from catenary_scheduler.replanning.changed_times import ChangedTimes
 from catenary_scheduler.replanning.plan_builder import BuiltPlan, PlanBuilder, PlanRequest, Unable
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand, objective_at
@@ -80,8 +80,6 @@ class Planner:
         self._before: PlanProvenance | None = None
         self._times = ChangedTimes(replanning.policy)
         self._links = ChangedTimes(replanning.policy)
-        self._planned_links: Factors = {}
-        """The figures of links for which a plan was asked for last, as factors."""
         self.changed: Callable[[], None] = lambda: None
         """Called when a plan was made beside the event loop."""
         self.provenance: PlanProvenance | None = None
@@ -262,7 +260,8 @@ class Planner:
             unable=self._unable(),
         )
         self._around = wanted.unable
-        self._planned_links = self._maker.link_factors(wanted.agents)
+        # Whatever becomes of this plan, another for the same links would be the same.
+        self._links.planned(self._maker.link_factors(wanted.agents), _ns(now_s))
         if not wanted.agents or not wanted.models:
             self.problem = "no agent is there" if self._models else ""
             self._placement = None
@@ -302,7 +301,6 @@ class Planner:
             return
         self.problem = built.problem
         self.load.planned(built.provenance.shares, now)
-        self._links.planned(self._planned_links, now)
         if built.provenance.planner == POOLED:
             self._times.planned(built.corrections, now)
         if if_better and self.provenance is not None and not _is_worth_it(self.provenance, built):
