@@ -373,6 +373,25 @@ class ProcessVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkInfo:
+    """The measured figures of the link from one machine to another.
+
+    Attributes:
+        source_server_id: The machine that sends.
+        target_server_id: The machine that receives.
+        round_trip_ns: Time of a small frame and its answer.
+        bytes_per_second: Rate that large frames reached.
+        age_ns: Time since it was measured.
+    """
+
+    source_server_id: str
+    target_server_id: str
+    round_trip_ns: int
+    bytes_per_second: int
+    age_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """The cluster at one moment.
 
@@ -389,6 +408,7 @@ class ClusterStatus:
             itself; empty if one did.
         takeover_problems: What a new leader could not take over from Redis, and failures to lead.
         quarantined_records: Records in Redis that the leader could not read when it began.
+        links: Links between machines that agents have measured, the slowest first.
     """
 
     scheduler_id: str
@@ -412,6 +432,7 @@ class ClusterStatus:
     scheduler_problem: str = ""
     takeover_problems: tuple[str, ...] = ()
     quarantined_records: int = 0
+    links: tuple[LinkInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from catenary_agent.generation.meter import GenerationMeter
 from catenary_agent.generation.state.holdings import HoldingsAnswer
 from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
 from catenary_agent.hosting.loading import LoadTarget, PartitionLoader
+from catenary_agent.links.link_echoes import LinkEchoes
 from catenary_agent.outbox import Outbox
 from catenary_agent.share import ShareRequest, take_share
 from catenary_agent.supervision.faults import FaultInjector
@@ -132,6 +133,8 @@ class AgentProcess:
         self._model_store = ModelStore(repository, self.hub, store_settings(settings))
         self._model_store.waiting = self.engine.steps.renew
         self.engine.hand_frames_to(self._model_store.on_frame, self._model_store.frame_kinds)
+        self._echoes = LinkEchoes(self.hub, self._tell, lambda: self._is_at_work)
+        self.engine.hand_frames_to(self._echoes.on_frame, self._echoes.frame_kinds)
         host = LoadTarget(
             repository,
             self.share.device,
@@ -237,6 +240,7 @@ class AgentProcess:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._echoes.close()
         await self._model_store.close()
         await self._loader.close()
         await self.generation.close()
@@ -313,6 +317,8 @@ class AgentProcess:
                 self.generation.close_sessions(message.close_sessions.session_ids)
             case "report_holdings":
                 self.generation.report_holdings(message.report_holdings.number)
+            case "measure_link":
+                self._echoes.measure(message.measure_link)
             case "end_process":
                 why = f"the scheduler says: {message.end_process.why}"
                 self.ending.begin(EXIT_STUCK, DeviceFailed.reason, why)
@@ -330,6 +336,10 @@ class AgentProcess:
     @property
     def _is_idle(self) -> bool:
         return self.engine.held_batches == 0 and self.generation.sessions == 0
+
+    @property
+    def _is_at_work(self) -> bool:
+        return not self._is_idle or self._model_store.is_transferring
 
     async def _wait_idle(self, timeout_s: float) -> bool:
         """Returns True once neither batches nor sessions are held, False on timeout."""

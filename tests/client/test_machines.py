@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from catenary import AgentImpairment, AgentInfo, DeviceFacts, MachineInfo
-from catenary.rpc.machines import hardware_of, idle_reason, machines_of
+from catenary.rpc.machines import (
+    LINK_COLUMNS,
+    hardware_of,
+    idle_reason,
+    links_in_rows,
+    machines_of,
+)
 from catenary.rpc.messages import cluster_status
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2
 
@@ -41,6 +47,14 @@ STATUS = cluster_status(
             ),
             admin_pb2.AgentStatus(agent_id="lone", state="ready"),
         ],
+        links=[
+            admin_pb2.LinkStatus(
+                source_server_id="box",
+                target_server_id="lone",
+                round_trip_ns=42_500_000,
+                bytes_per_second=6_100_000,
+            )
+        ],
     )
 )
 
@@ -52,6 +66,13 @@ def test_agents_of_one_server_are_one_machine() -> None:
     assert {agent.agent_id for agent in box.agents} == {"box-0", "box-1"}
     assert box.models == ("llm:2", "net:1")
     assert box.idle == {}
+
+
+def test_a_machine_has_the_links_from_it() -> None:
+    box, lone = machines_of(STATUS)
+    assert lone.links == ()
+    assert links_in_rows(box.links) == [("box", "lone", 42.5, 6.1)]
+    assert len(LINK_COLUMNS) == 4
 
 
 def test_alike_devices_are_told_once() -> None:

@@ -188,6 +188,8 @@ class AgentScript:
     """Digest of its copy of every model."""
     runtime: str = ""
     """What it runs decoders with."""
+    address: str = ""
+    """Where it says peers reach it; empty: nowhere."""
 
 
 _HALVES = [{"blocks": [0, 2], "agents": ["agent-0"]}, {"blocks": [2, 4], "agents": ["agent-1"]}]
@@ -205,10 +207,13 @@ class FakeAgent(Client):
         self.loaded: dict[tuple[int, int], scheduler_pb2.PartitionLoaded] = {}
         self.holds: scheduler_pb2.Holdings | None = None
         """What it answers audits; None: nothing, as an older one would."""
+        peer = common_pb2.Peer(peer_id=name, incarnation=self.script.incarnation)
+        if self.script.address:
+            peer.addresses.add(transport="tcp", address=self.script.address, host_id=name)
         hello = scheduler_pb2.AgentHello(
             agent_id=name,
             incarnation=self.script.incarnation,
-            peer=common_pb2.Peer(peer_id=name, incarnation=self.script.incarnation),
+            peer=peer,
             device="cpu",
             device_class=self.script.device_class,
             memory_bytes=self.script.memory_bytes,

@@ -16,7 +16,7 @@ from rich.text import Text
 from catenary.client import Client
 from catenary.command_line.kit import CommandOptions, command, console, fail, print_json, table
 from catenary.recent import MOST_REQUESTS
-from catenary.rpc.machines import hardware_of
+from catenary.rpc.machines import LINK_COLUMNS, hardware_of, links_in_rows
 from catenary.types import AgentInfo, ChainInfo, ClusterStatus, OutcomeCounts
 from catenary.waterfall import render_waterfall, waterfall_markup
 
@@ -196,6 +196,8 @@ def _status_page(found: ClusterStatus) -> Group:
             deployed,
         ),
     ]
+    if found.links:
+        pages[2:2] = [Text(), table(LINK_COLUMNS, links_in_rows(found.links))]
     if hardware := hardware_of(found.agents):
         pages[2:2] = [Text(), table(("AGENTS", "DEVICE"), hardware)]
     if fetches := list(_fetches(found)):

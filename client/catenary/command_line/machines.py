@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from catenary.command_line.kit import CommandOptions, command, console, print_json, table
-from catenary.rpc.machines import MachineInfo, hardware_of
+from catenary.rpc.machines import LINK_COLUMNS, MachineInfo, hardware_of, links_in_rows
 
 _COLUMNS = ("MACHINE", "ADDRESS", "AGENT", "DEVICE", "CLASS", "STATE", "MEMORY GB", "HOSTS")
 
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def machines(options: CommandOptions) -> None:
-    """List the machines of the cluster: devices, memory, what they host, and why one is idle."""
+    """List the machines of the cluster: devices, memory, links, what they host, why one is idle."""
     with options.client() as client:
         found = client.machines()
     if options.as_json:
@@ -31,6 +31,8 @@ def machines(options: CommandOptions) -> None:
     agents = [agent for machine in found for agent in machine.agents]
     if hardware := hardware_of(agents):
         pages += [Text(), table(("AGENTS", "DEVICE"), hardware)]
+    if links := [link for machine in found for link in machine.links]:
+        pages += [Text(), table(LINK_COLUMNS, links_in_rows(links))]
     pages += [
         Text(f"{agent} is idle: {why}") for machine in found for agent, why in machine.idle.items()
     ]

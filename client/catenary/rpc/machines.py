@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from catenary.types import AgentInfo, ClusterStatus
+from catenary.types import AgentInfo, ClusterStatus, LinkInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class MachineInfo:
         address: The address, without a port, that other machines reach it at.
         models: The models, "name:version", of which it hosts all or some blocks.
         idle: Agent ids to why nothing is loaded on them.
+        links: Measured links from it to other machines.
     """
 
     machine: str
@@ -23,6 +24,7 @@ class MachineInfo:
     agents: tuple[AgentInfo, ...]
     models: tuple[str, ...]
     idle: dict[str, str]
+    links: tuple[LinkInfo, ...] = ()
 
 
 def machines_of(status: ClusterStatus) -> list[MachineInfo]:
@@ -41,6 +43,7 @@ def _machine(name: str, agents: list[AgentInfo], status: ClusterStatus) -> Machi
         tuple(agents),
         tuple(sorted(parts)),
         {agent.agent_id: why for agent in agents if (why := idle_reason(agent, status))},
+        tuple(link for link in status.links if link.source_server_id == name),
     )
 
 
@@ -51,6 +54,22 @@ def hardware_of(agents: Iterable[AgentInfo]) -> list[tuple[str, str]]:
         if agent.device_facts is not None:
             alike.setdefault(str(agent.device_facts), []).append(agent.agent_id)
     return [(", ".join(names), facts) for facts, names in alike.items()]
+
+
+LINK_COLUMNS = ("FROM", "TO", "ROUND TRIP MS", "MB/S")
+
+
+def links_in_rows(links: Iterable[LinkInfo]) -> list[tuple[object, ...]]:
+    """Returns measured links as rows of a table with `LINK_COLUMNS`."""
+    return [
+        (
+            link.source_server_id,
+            link.target_server_id,
+            link.round_trip_ns / 1e6,
+            link.bytes_per_second / 1e6,
+        )
+        for link in links
+    ]
 
 
 def idle_reason(agent: AgentInfo, status: ClusterStatus) -> str:

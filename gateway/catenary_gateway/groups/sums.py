@@ -45,6 +45,7 @@ def joint_status(statuses: Mapping[int, _Status], groups: int) -> _Status:
             continue
         joint.groups.append(_group_status(group, status))
         joint.agents.extend(status.agents)
+        joint.links.extend(status.links)
         joint.versions.extend(each for each in status.versions if each not in joint.versions)
         for model in status.models:
             known = models.get((model.name, model.version))

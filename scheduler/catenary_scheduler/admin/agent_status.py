@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from catenary_protos.catenary.v1 import admin_pb2, common_pb2
+from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.admin.cluster_view import ClusterView
-from catenary_scheduler.agents.registry import AgentState
+from catenary_scheduler.agents.registry import AgentState, address_of
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.storage.clock import now_ns
 from catenary_services.domain.ids import AgentId
@@ -32,7 +32,7 @@ def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
             batches=batches[agent_id],
             server_id=record.agent.server,
             used_memory_bytes=sum(loaded.memory_bytes for loaded in record.loaded.values()),
-            address=_address_of(record.peer),
+            address=address_of(record.peer),
             device_facts=record.device_facts,
         )
         for fetch in record.fetches:
@@ -46,14 +46,6 @@ def add_agents(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
         _add_impairments(added, agent_id, view)
         _add_unloadable(added, record, view)
         _add_caches(added, record, caches.get(agent_id, []), view)
-
-
-def _address_of(peer: common_pb2.Peer) -> str:
-    """Returns the host that other machines connect to for an agent's frames, without a port."""
-    for each in peer.addresses:
-        if each.transport in ("tcp", "grpc"):
-            return each.address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    return ""
 
 
 def _add_impairments(status: admin_pb2.AgentStatus, agent: AgentId, view: ClusterView) -> None:

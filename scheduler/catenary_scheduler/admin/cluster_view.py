@@ -15,7 +15,9 @@ from catenary_scheduler.dispatch.availability import ImpairmentReport
 from catenary_scheduler.dispatch.chained.sessions.views import SessionView
 from catenary_scheduler.dispatch.chained.tracking import StoryStep
 from catenary_scheduler.leadership.leader import LeaderRuntime
+from catenary_scheduler.observed.links import MeasuredLink
 from catenary_scheduler.observed.timelines import ResourceUse, TimelineEntry
+from catenary_scheduler.planning.live import ServerPair
 from catenary_scheduler.replanning.provenance import PlanProvenance
 from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.rpc.gateway_registry import GatewayState
@@ -31,7 +33,7 @@ from catenary_services.domain.ids import (
     ServerId,
     SessionId,
 )
-from catenary_services.domain.plan import Chain, ModelPlan
+from catenary_services.domain.plan import Agent, Chain, ModelPlan
 
 
 class ClusterView:
@@ -90,6 +92,18 @@ class ClusterView:
     def servers(self) -> Mapping[AgentId, ServerId]:
         """The server of every agent in the registry."""
         return servers_of(self._leader.cluster.registry)
+
+    def links(self) -> Iterator[tuple[ServerPair, MeasuredLink]]:
+        """Yields the measured links between servers of agents in the registry."""
+        servers = set(self.servers.values())
+        for pair, link in self._leader.measured.links.all():
+            if servers.issuperset(pair):
+                yield pair, link
+
+    def seen(self, agent: Agent) -> Agent:
+        """Returns an agent with the rate of its network card as far as it was measured."""
+        (seen,) = self._leader.measured.links.known.seen((agent,))
+        return seen
 
     def state_of(self, record: AgentState) -> str:
         """Returns the state of an agent in one word: "joining", "ready", "draining" or "lost"."""

@@ -40,7 +40,7 @@ def _promise(
 
 def _of_pools(view: ClusterView, model: ModelPlan) -> admin_pb2.PlanPromise:
     provenance = view.provenance
-    agents = {agent: record.agent for agent, record in view.registry.items()}
+    agents = {agent: view.seen(record.agent) for agent, record in view.registry.items()}
     computed = (
         sum(_rate(pipeline) for pipeline in model.pipelines),
         max((_latency_ns(pipeline, agents) for pipeline in model.pipelines), default=0),

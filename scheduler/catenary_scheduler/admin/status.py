@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_scheduler.admin.agent_status import add_agents
 from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.admin.sessions import SessionTotals, hop_status
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.domain.plan import Chain, Pipeline
 from catenary_services.version import software_version
+
+_MOST_LINKS = 1_000
 
 
 def status_of(view: ClusterView) -> admin_pb2.GetStatusResponse:
@@ -36,6 +40,7 @@ def status_of(view: ClusterView) -> admin_pb2.GetStatusResponse:
         quarantined_records=view.quarantined_records,
     )
     add_agents(status, view)
+    _add_links(status, view)
     _add_versions(status, view)
     _add_models(status, view)
     for reference, problem in view.undeployed.items():
@@ -101,6 +106,20 @@ def _chain(
         cache_tokens=round(chain.cache_tokens),
         cached_tokens=figures.cached_tokens[chain.chain_id],
     )
+
+
+def _add_links(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
+    """Adds the measured links, the slowest first; with very many the fast ones are left out."""
+    links = sorted(view.links(), key=lambda each: each[1].figures.bytes_per_second)
+    now_s = time.time()
+    for (source, target), link in links[:_MOST_LINKS]:
+        status.links.add(
+            source_server_id=source,
+            target_server_id=target,
+            round_trip_ns=link.figures.round_trip_ns,
+            bytes_per_second=link.figures.bytes_per_second,
+            age_ns=max(0, int((now_s - link.unix_s) * NANOSECONDS_PER_SECOND)),
+        )
 
 
 def _add_versions(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:

@@ -110,6 +110,14 @@ class AgentState:
 AgentRegistry = dict[AgentId, AgentState]
 
 
+def address_of(peer: common_pb2.Peer) -> str:
+    """Returns the host that other machines connect to for a peer's frames, without a port."""
+    for each in peer.addresses:
+        if each.transport in ("tcp", "grpc"):
+            return each.address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return ""
+
+
 def servers_of(registry: AgentRegistry) -> dict[AgentId, ServerId]:
     return {agent: record.agent.server for agent, record in registry.items()}
 

@@ -232,7 +232,10 @@ class CachesReported:
 
 @dataclass(frozen=True, slots=True)
 class AgentJoined:
-    """An agent connected and has said what it holds; its availability says what it can be given."""
+    """An agent connected and has said what it holds; its availability says what it can be given.
+
+    It comes again for a connected agent whose network card turned out to be faster or slower.
+    """
 
     agent: Agent
 

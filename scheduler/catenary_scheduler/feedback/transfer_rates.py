@@ -1,10 +1,8 @@
 """Learns the rates of links from the caches agents send, for the dispatcher and for metrics.
 
-Nobody probes links beforehand. Connections between agents are made when they are first needed, the
-number of pairs is the square of the number of agents, and megabytes sent only to be measured would
-delay tokens. Until the first caches have gone over a link it counts as fast as the slower of its
-two network cards, by the `link_bytes_per_second` that agents report. The measured rates outlive the
-scheduler.
+These rates are between agents, and of whole caches as they are really sent. Until the first caches
+have gone over a link it counts as fast as the slower of its two network cards, by what agents state
+and by what was measured between servers (`link_measurements`). The rates outlive the scheduler.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from catenary_services.log import get_logger
 if TYPE_CHECKING:
     from catenary_scheduler.agents.deployments import Deployments
     from catenary_scheduler.agents.registry import AgentRegistry
-    from catenary_scheduler.observed.links import MeasuredLinks
+    from catenary_scheduler.observed.cache_rates import CacheRates
     from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
@@ -36,7 +34,7 @@ class TransferRates:
     """The measured rates of links, and the sizes of caches.
 
     Args:
-        links: The measured links.
+        rates: The rates that were measured.
         deployments: The models.
         feed: Gives an event to the dispatcher.
         keep: Called when there are new rates to store.
@@ -45,13 +43,13 @@ class TransferRates:
 
     def __init__(
         self,
-        links: MeasuredLinks,
+        rates: CacheRates,
         deployments: Deployments,
         feed: Feed,
         keep: Callable[[], None],
         registry: AgentRegistry,
     ) -> None:
-        self._links = links
+        self._rates = rates
         self._deployments = deployments
         self._feed = feed
         self._keep = keep
@@ -72,7 +70,7 @@ class TransferRates:
                     held = decoder.held_by(runtime, precision)
                     held_bytes.append((model.model, str(runtime), held.cache_bytes_per_token))
         if cache_bytes:
-            known = tuple(self._links.rates())
+            known = tuple(self._rates.rates())
             self._feed(MoveCostsMeasured(known, tuple(cache_bytes), tuple(held_bytes)), now_ns())
 
     def caches_sent(self, agent: AgentId, message: scheduler_pb2.CachesSent) -> None:
@@ -81,7 +79,7 @@ class TransferRates:
         for sent in message.links:
             link = agent, AgentId(sent.peer_id)
             self._sending.add(_name(link), sent.sending_ns)
-            bytes_per_second = self._links.observe(link, sent.bytes, sent.sending_ns)
+            bytes_per_second = self._rates.observe(link, sent.bytes, sent.sending_ns)
             if bytes_per_second is not None:
                 changed.append((*link, bytes_per_second))
         if changed:
@@ -95,7 +93,7 @@ class TransferRates:
         registry = self._registry
         self._sending.next_round(time.monotonic())
         shown = set()
-        for source, target, bytes_per_second in self._links.rates():
+        for source, target, bytes_per_second in self._rates.rates():
             if source in registry and target in registry:
                 metrics.link_rate.labels(source, target).set(bytes_per_second)
                 busy = self._sending.ratio(_name((source, target)))

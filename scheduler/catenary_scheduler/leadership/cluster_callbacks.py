@@ -9,6 +9,7 @@ from catenary_scheduler.agents.registry import AgentRegistry, servers_of
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.events import AgentJoined, AgentLost, Event, PlanActivated
 from catenary_scheduler.feedback.hop_reports import HopReports
+from catenary_scheduler.feedback.link_measurements import LinkMeasurements
 from catenary_scheduler.feedback.session_reports import SessionReports
 from catenary_scheduler.feedback.transfer_rates import TransferRates
 from catenary_scheduler.inflight.batches import InFlightBatches
@@ -37,6 +38,7 @@ class CallbackDeps:
     hop_reports: HopReports
     sessions: SessionReports
     transfer_rates: TransferRates
+    link_measurements: LinkMeasurements
     announcer: Announcer
     feed: Callable[[Event, Nanoseconds], None]
 
@@ -80,7 +82,8 @@ class LeaderCallbacks:
     def agent_joined(self, agent: Agent) -> None:
         """Lets the dispatcher use an agent for the partitions that it has loaded."""
         self.availability.connected(agent.agent_id)
-        self._parts.feed(AgentJoined(agent), now_ns())
+        parts = self._parts
+        parts.feed(AgentJoined(parts.link_measurements.seen(agent)), now_ns())
 
     def agent_lost(self, agent: AgentId) -> None:
         """Gives up the batches and sessions of an agent, and takes it from the dispatcher."""

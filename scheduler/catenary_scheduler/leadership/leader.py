@@ -19,6 +19,7 @@ from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_scheduler.feedback.hop_reports import HopReports, HopStatistics
 from catenary_scheduler.feedback.impairment_detector import ImpairmentDetector, ImpairmentRules
+from catenary_scheduler.feedback.link_measurements import LinkDeps, LinkMeasurements
 from catenary_scheduler.feedback.session_reports import SessionDeps, SessionReports
 from catenary_scheduler.feedback.transfer_rates import TransferRates
 from catenary_scheduler.inflight.answer_lengths import LengthRecords
@@ -178,7 +179,18 @@ class LeaderRuntime:
         self.queued = QueuedRequests(self.waiting, self.dispatcher.chained, self.deployments)
         self.moves = SessionMoves(self.dispatcher.chained, feed, metrics)
         self.transfer_rates = TransferRates(
-            self.measured.links, self.deployments, feed, self._state_changed, registry
+            self.measured.cache_rates, self.deployments, feed, self._state_changed, registry
+        )
+        self.link_measurements = LinkMeasurements(
+            LinkDeps(
+                self.measured.links,
+                registry,
+                self.availability,
+                self._epoch,
+                feed,
+                self._state_changed,
+                self.first_id,
+            )
         )
         rules = ImpairmentRules(settings.straggler_factor, settings.silence_s / 2)
         self.impairment_detector = ImpairmentDetector(
@@ -344,6 +356,7 @@ class LeaderRuntime:
                 moves=self.moves,
                 sessions=self.sessions,
                 transfers=self.transfer_rates,
+                links=self.link_measurements,
                 audits=self.audits,
                 metrics=self.metrics,
                 epoch=self._epoch,
@@ -365,6 +378,7 @@ class LeaderRuntime:
                 hop_reports=self.hop_reports,
                 sessions=self.sessions,
                 transfer_rates=self.transfer_rates,
+                link_measurements=self.link_measurements,
                 announcer=self.announcer,
                 feed=self.loop.feed,
             )
@@ -384,6 +398,7 @@ class LeaderRuntime:
             self.sessions,
             self.sessions.latency,
             self.transfer_rates,
+            self.link_measurements,
             self.autoscaler,
             self.hop_reports,
             DispatchMetrics(self.dispatcher),
@@ -393,7 +408,9 @@ class LeaderRuntime:
         beat_books = (self.in_flight, self.live, self.lengths, self.utilisation)
         self._schedule = (
             PeriodicTasks(0.0, (*turn, self.autoscaler.outcomes, self.autoscaler, self.audits)),
-            PeriodicTasks(self.settings.heartbeat_s, (*beat, *beat_books), exporting),
+            PeriodicTasks(
+                self.settings.heartbeat_s, (*beat, *beat_books, self.link_measurements), exporting
+            ),
             PeriodicTasks(0.0, (self._retries,)),
             PeriodicTasks(_RECONCILE_S, (self.peers, self.cluster, self.draining)),
         )

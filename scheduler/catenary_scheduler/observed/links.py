@@ -1,66 +1,83 @@
-"""Rates at which caches travel between agents: measured as sessions move, and remembered."""
+"""Links between servers as agents measured them: kept, and aged. Pure: time is an argument."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from catenary_scheduler.packing.transfers.link_rates import LinkRate
-from catenary_scheduler.storage.values.stored import Link
-from catenary_scheduler.storage.values.tables import link_name
-from catenary_services.domain.ids import AgentId, Nanoseconds
+from catenary_scheduler.planning.live import LinkFigures, ServerLinks, ServerPair
+from catenary_scheduler.storage.values.codec import encode_document
+from catenary_scheduler.storage.values.stored import ServerLink, StoredServerLink
+from catenary_scheduler.storage.values.tables import server_link_name
 
 _KEPT = 10_000
-_NOTABLE = 0.05
-"""A rate is reported again when it differs from the last reported one by more than this share."""
+FRESH_S = 6 * 3600
+"""Seconds after which a link is measured again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """The figures of a link, with what they hold for."""
+
+    figures: LinkFigures
+    unix_s: int
+    """The moment of the measurement, by the calendar's clock: figures outlive processes."""
+    addresses: str
+    """The addresses of both ends; with others it is another link."""
 
 
 class MeasuredLinks:
-    """Bytes per second by sender and receiver; the link measured first is forgotten first."""
+    """The last figures of every link between servers; what was measured first is forgotten first.
+
+    Attributes:
+        known: All figures, for planners. Another object whenever one of them changes.
+    """
 
     def __init__(self) -> None:
-        self._rates: dict[Link, LinkRate] = {}
-        self._told: dict[Link, int] = {}
+        self._links: dict[ServerPair, MeasuredLink] = {}
+        self.known = ServerLinks()
 
-    def observe(self, link: Link, size: int, sending_ns: Nanoseconds) -> int | None:
-        """Adds one transfer to the rate of a link.
+    def put(self, pair: ServerPair, link: MeasuredLink) -> None:
+        """Takes in what was measured."""
+        self._links.pop(pair, None)
+        self._links[pair] = link
+        while len(self._links) > _KEPT:
+            del self._links[next(iter(self._links))]
+        self.known = ServerLinks({pair: each.figures for pair, each in self._links.items()})
 
-        Args:
-            link: The sending and the receiving agent.
-            size: Bytes of caches that were sent.
-            sending_ns: Time in which at least one frame of them was on its way.
+    def forget(self, pair: ServerPair) -> None:
+        """Drops the figures of a link that does not pass a network any more."""
+        if self._links.pop(pair, None) is not None:
+            self.known = ServerLinks({pair: each.figures for pair, each in self._links.items()})
 
-        Returns:
-            The rate in bytes per second if it differs notably from the last one returned, else
-                None.
-        """
-        rate = self._rates.get(link) or LinkRate()
-        if not rate.add(size, sending_ns):
-            return None
-        self._rates[link] = rate
-        told = self._told.get(link, 0)
-        if abs(rate.bytes_per_second - told) <= _NOTABLE * told:
-            return None
-        self._tell(link, rate.bytes_per_second)
-        return rate.bytes_per_second
+    def measured_s(self, pair: ServerPair, addresses: str, unix_s: int) -> int:
+        """Returns when a link was measured last; 0 if that is too long ago or was another link."""
+        link = self._links.get(pair)
+        if link is None or link.addresses != addresses:
+            return 0
+        return link.unix_s if 0 <= unix_s - link.unix_s < FRESH_S else 0
 
-    def rates(self) -> Iterator[tuple[AgentId, AgentId, int]]:
-        """Yields sender, receiver and the last reported bytes per second of every measured link."""
-        for (source, target), bytes_per_second in self._told.items():
-            yield source, target, bytes_per_second
+    def all(self) -> Iterator[tuple[ServerPair, MeasuredLink]]:
+        """Yields every link with its figures."""
+        yield from self._links.items()
 
     def records(self) -> dict[str, str | None]:
-        """Returns the fields that Redis keeps: a rate in bytes per second for each link."""
-        return {link_name(source, target): str(rate) for source, target, rate in self.rates()}
+        """Returns the fields that Redis keeps, one for each link."""
+        return {
+            server_link_name(*pair): encode_document(
+                StoredServerLink(
+                    link.figures.round_trip_ns,
+                    link.figures.bytes_per_second,
+                    link.unix_s,
+                    link.addresses,
+                )
+            )
+            for pair, link in self._links.items()
+        }
 
-    def restore(self, links: Mapping[Link, int]) -> None:
-        """Takes over the rates, in bytes per second, that an earlier scheduler measured."""
-        for link, bytes_per_second in links.items():
-            self._rates[link] = LinkRate(bytes_per_second)
-            self._tell(link, bytes_per_second)
-
-    def _tell(self, link: Link, bytes_per_second: int) -> None:
-        self._told[link] = bytes_per_second
-        while len(self._told) > _KEPT:
-            oldest = next(iter(self._told))
-            del self._told[oldest]
-            self._rates.pop(oldest, None)
+    def restore(self, links: Mapping[ServerLink, StoredServerLink]) -> None:
+        """Takes over what an earlier scheduler had measured, the oldest first."""
+        for pair, link in sorted(links.items(), key=lambda each: each[1].measured_unix_s):
+            figures = LinkFigures(link.round_trip_ns, link.bytes_per_second)
+            measured = MeasuredLink(figures, link.measured_unix_s, link.addresses)
+            self.put((pair.source, pair.target), measured)

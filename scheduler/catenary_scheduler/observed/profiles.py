@@ -12,6 +12,7 @@ from dataclasses import astuple
 from msgspec.structs import astuple as astuple_of
 
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
+from catenary_scheduler.observed.cache_rates import CacheRates
 from catenary_scheduler.observed.links import MeasuredLinks
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.planning.latency import ObservedCost, WorkTotals
@@ -46,6 +47,7 @@ class MeasuredProfiles:
         """Times that batches took. Unlike those that are booked, they never fade."""
         self._generation: dict[Place, ObservedCost] = {}
         self._served: set[Place] = set()
+        self.cache_rates = CacheRates()
         self.links = MeasuredLinks()
 
     def put(self, agent: AgentId, partition: PartitionKey, times: Sequence[Nanoseconds]) -> None:
@@ -141,7 +143,7 @@ class MeasuredProfiles:
         return found
 
     def records(self) -> dict[str, str | None]:
-        """Returns the fields that Redis keeps: times, generation costs and link rates."""
+        """Returns the fields that Redis keeps: times, generation costs, cache rates and links."""
         records: dict[str, str | None] = {
             place_name(*place): times_text(StoredComputeTimes(list(times), self._changed(place)))
             for place, times in self._times.items()
@@ -152,7 +154,7 @@ class MeasuredProfiles:
                 _stored(observed.measured), None if by_now is None else _stored(by_now)
             )
             records[place_name(*place)] = cost_text(cost)
-        return {**records, **self.links.records()}
+        return {**records, **self.cache_rates.records(), **self.links.records()}
 
     def _changed(self, place: Place) -> list[int] | None:
         present = self._present(place)
@@ -160,7 +162,8 @@ class MeasuredProfiles:
 
     def restore(self, stored: StoredMeasurements) -> None:
         """Takes over what an earlier scheduler measured."""
-        self.links.restore(stored.links)
+        self.cache_rates.restore(stored.links)
+        self.links.restore(stored.server_links)
         for (agent, partition), times in stored.times.items():
             self.put(agent, partition, times.at_load)
             if times.by_now is not None and len(times.by_now) == len(times.at_load):

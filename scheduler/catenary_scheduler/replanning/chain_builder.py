@@ -10,6 +10,7 @@ from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement
 from catenary_scheduler.planning.chains import ChainTask, Composition, best_composition, recompose
 from catenary_scheduler.planning.live import (
+    USUAL_FRAME_NS,
     ChainCluster,
     ChainJob,
     ChainLoad,
@@ -36,6 +37,9 @@ _log = get_logger(__name__)
 NO_AGENTS = ChainCluster((), (), {}, {}, Placement(()))
 _QUICK_AGENTS = 6
 """Searching for so many agents takes some 40 ms: less than starting a process would."""
+_QUICK_LINKED = 3
+"""The same if links between them are slow and paths over pairs are looked for."""
+_NOTABLE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,14 @@ class ChainBuilder:
         self._compose_elsewhere = compose_elsewhere
         self._rules = rules
 
+    def link_factors(self, agents: Sequence[Agent]) -> dict[tuple[ModelKey | str, str], float]:
+        """Returns by how much longer the links between agents take than is assumed."""
+        return self._measured.links.known.factors(agents, USUAL_FRAME_NS)
+
     def is_quick(self, agents: Sequence[Agent]) -> bool:
         """True if `make_now` is fast enough to be called on the event loop."""
-        return len(agents) <= _QUICK_AGENTS
+        is_linked = any(factor > _NOTABLE for factor in self.link_factors(agents).values())
+        return len(agents) <= (_QUICK_LINKED if is_linked else _QUICK_AGENTS)
 
     def is_measured(self, model: ModelPlacement) -> bool:
         """True if every agent on the chains of a model has measured what it hosts of it."""
@@ -152,6 +161,7 @@ class ChainBuilder:
             taken_bytes=taken_by(pooled, weights),
             measured=self._measured.generation(),
             present=request.present,
+            links=self._measured.links.known,
         )
 
 

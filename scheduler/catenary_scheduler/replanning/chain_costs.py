@@ -33,7 +33,8 @@ def service_times(
     def service_ns(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
         if model not in costs:
             decoder, precision = _decoder(deployments, model)
-            costs[model] = ChainCosts(decoder, agents, times, model, shape(model), precision)
+            made = ChainCosts(decoder, agents, times, model, shape(model), precision)
+            costs[model] = made.over(measured.links.known)
         return costs[model].service_ns(hops)
 
     return service_ns
@@ -50,7 +51,8 @@ def latency_lines(
     def lines(model: ModelKey, hops: Sequence[ChainHop]) -> LatencyLines | None:
         if model not in found:
             decoder, precision = _decoder(deployments, model)
-            found[model] = ClusterLines(decoder, agents, times, model, precision=precision)
+            made = ClusterLines(decoder, agents, times, model, precision=precision)
+            found[model] = made.over(measured.links.known)
         return found[model].lines(hops)
 
     return lines

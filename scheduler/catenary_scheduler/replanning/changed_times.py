@@ -1,6 +1,7 @@
 """Says when measured times have moved so far from those of the plan that a new plan is due.
 
-Times are compared as factors on the profile, per model and group of agents. Three rules keep noise
+Times are compared as factors on what a plan assumes without measurements: of a model on a group of
+agents, or of what a link carries. Three rules keep noise
 from reconfiguring the cluster: a factor must have moved by more than a fixed share, for some time,
 and plans are some time apart. A plan made for this reason must also be worth its switch.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from catenary_scheduler.scaling import ReplanPolicy
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 
-Factors = Mapping[tuple[ModelKey, str], float]
+Factors = Mapping[tuple[ModelKey | str, str], float]
 
 _NOTABLE = 0.15
 _LOOKS_NS = NANOSECONDS_PER_SECOND
@@ -28,7 +29,7 @@ class ChangedTimes:
 
     def __init__(self, policy: ReplanPolicy) -> None:
         self._policy = policy
-        self._planned: dict[tuple[ModelKey, str], float] = {}
+        self._planned: dict[tuple[ModelKey | str, str], float] = {}
         self._planned_ns: Nanoseconds | None = None
         self._moved_ns: Nanoseconds | None = None
         """Moment since which a factor is too far from the planned one; None while none is."""

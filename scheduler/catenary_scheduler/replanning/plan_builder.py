@@ -126,6 +126,10 @@ class PlanBuilder:
         """True if every agent on the chains of a model has measured what it hosts of it."""
         return self._chains is not None and self._chains.is_measured(model)
 
+    def link_factors(self, agents: tuple[Agent, ...]) -> Corrections:
+        """Returns by how much longer links take than chains would be composed for without them."""
+        return self._chains.link_factors(agents) if self._chains is not None else {}
+
     def is_immediate(self, request: PlanRequest) -> bool:
         """True if `make_now` makes the wanted plan, and quickly."""
         if request.generating and self._chains and not self._chains.is_quick(request.agents):

@@ -25,6 +25,7 @@ from catenary_scheduler.storage.journal import Fields
 from catenary_scheduler.storage.keys import RedisTable
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
+from catenary_services.domain.plan import Agent
 from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
 
@@ -78,6 +79,7 @@ class Planner:
         self._retry_s = _FIRST_RETRY_S
         self._before: PlanProvenance | None = None
         self._times = ChangedTimes(replanning.policy)
+        self._links = ChangedTimes(replanning.policy)
         self._guessed: frozenset[ModelKey] = frozenset()
         """The models whose chains in the proposal go by guesses, since nobody measured them."""
         self.changed: Callable[[], None] = lambda: None
@@ -209,7 +211,9 @@ class Planner:
         ):
             self._plan(cause, registry, now_s, if_better=True)
         elif not self.is_thinking and (
-            cause := self._first_measured() or self._demand.decide(_ns(now_s))
+            cause := self._first_measured()
+            or self._demand.decide(_ns(now_s))
+            or self._changed_links(registry, _ns(now_s))
         ):
             self._plan(cause, registry, now_s, chains_only=True)
         return self._kept(registry)
@@ -218,8 +222,19 @@ class Planner:
         """Returns in words whose measured times ask for a plan; empty if nobody's do."""
         if self._placement is None or not self._times.is_time(now):
             return ""
-        agents = tuple(registry[a].agent for a in sorted(self._agents) if a in registry)
-        return self._times.decide(self._maker.corrections(self._models, agents), now)
+        factors = self._maker.corrections(self._models, self._present(registry))
+        return self._times.decide(factors, now)
+
+    def _changed_links(self, registry: AgentRegistry, now: Nanoseconds) -> str:
+        """Returns in words which link asks for other chains; empty if none does."""
+        placed = self._placement.models if self._placement is not None else ()
+        if not any(model.chains for model in placed) or not self._links.is_time(now):
+            return ""
+        return self._links.decide(self._maker.link_factors(self._present(registry)), now)
+
+    def _present(self, registry: AgentRegistry) -> tuple[Agent, ...]:
+        """Returns the agents that plans are made for."""
+        return tuple(registry[a].agent for a in sorted(self._agents) if a in registry)
 
     def _first_measured(self) -> str:
         """Returns in words which chains were measured for the first time; empty if none were."""
@@ -251,7 +266,7 @@ class Planner:
         wanted = PlanRequest(
             cause=cause,
             models=self._models,
-            agents=tuple(registry[a].agent for a in sorted(self._agents) if a in registry),
+            agents=self._present(registry),
             shares=self.load.shares(
                 [model.key for model in self._models if model.decoder is None], _ns(now_s)
             ),
@@ -267,6 +282,8 @@ class Planner:
             unable=self._unable(),
         )
         self._around = wanted.unable
+        # Whatever becomes of this plan, another for the same links would be the same.
+        self._links.planned(self._maker.link_factors(wanted.agents), _ns(now_s))
         if not wanted.agents or not wanted.models:
             self.problem = "no agent is there" if self._models else ""
             self._placement = None

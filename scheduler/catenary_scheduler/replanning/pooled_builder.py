@@ -8,7 +8,7 @@ that serves more, and `comparing.choice` decides between the two.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,13 @@ from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, Placement, even_split, replicated
 from catenary_scheduler.planning.live import (
+    DeviceGroup,
     Hosted,
     LiveCluster,
     LiveModel,
     PlanningRules,
     corrections,
+    device_groups,
     origins,
     place,
     pooling_problem,
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
     from catenary_scheduler.planning.comparing import PlacementThroughput
 
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
-Corrections = Mapping[tuple[ModelKey, str], float]
-"""Factors by which measurements correct the times of each model and group of agents."""
+Corrections = Mapping[tuple[ModelKey | str, str], float]
+"""Factors by which measurements correct the times of each model and group of agents, and of
+transfers."""
+_TRANSFER = "a transfer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,7 @@ class PooledBuilder:
     ) -> Corrections:
         """Returns what measurements make of the times of each model and group now."""
         pooled = tuple(model for model in models if model.decoder is None)
-        cluster = self._cluster(pooled, agents, {}, 1.0)
-        return corrections(cluster.profiled, cluster.groups, cluster.measured)
+        return _factors(self._cluster(pooled, agents, {}, 1.0), agents)
 
     def made_now(self, request: PooledRequest) -> PooledBuilt | None:
         """Returns whole models on agents of one class; None if these are not all the agents."""
@@ -201,7 +204,7 @@ class PooledBuilder:
             present = comparing.promise_of(
                 problem, _only(request.present, request.models), groups
             ).objective
-        found = corrections(cluster.profiled, cluster.groups, cluster.measured)
+        found = _factors(cluster, request.agents)
         objective = chosen.promise.objective
         idle_why = comparing.idle_reasons(problem, chosen.promise.in_time, groups)
         return PooledBuilt(chosen.placement, provenance, found, objective, present, idle_why)
@@ -210,7 +213,8 @@ class PooledBuilder:
         cluster = self._cluster(request.models, request.agents, {}, 1.0)
         served = self._measured.served_places()
         said = origins(cluster.profiled, cluster.groups, cluster.measured, served)
-        return [*self._deployments.profile_problems.values(), *said]
+        links = _links_in_words(cluster.groups, device_groups(request.agents))
+        return [*self._deployments.profile_problems.values(), *said, *links]
 
     def _cluster(
         self,
@@ -228,7 +232,26 @@ class PooledBuilder:
             )
             for model in models
         )
-        return LiveCluster(agents, live, self._measured.everything(), memory_share)
+        seen = self._measured.links.known.seen(agents)
+        return LiveCluster(seen, live, self._measured.everything(), memory_share)
+
+
+def _factors(cluster: LiveCluster, stated: tuple[Agent, ...]) -> Corrections:
+    groups = cluster.groups
+    found: dict[tuple[ModelKey | str, str], float] = {}
+    found.update(corrections(cluster.profiled, groups, cluster.measured).items())
+    for group, said in zip(groups, device_groups(stated), strict=True):
+        found[_TRANSFER, group.name] = said.slowest_link / max(1, group.slowest_link)
+    return found
+
+
+def _links_in_words(seen: Sequence[DeviceGroup], stated: Sequence[DeviceGroup]) -> list[str]:
+    return [
+        f"links of {group.name} are planned with {group.slowest_link / 1e6:,.1f} MB/s, as measured;"
+        f" its agents state {said.slowest_link / 1e6:,.1f} MB/s"
+        for group, said in zip(seen, stated, strict=True)
+        if group.slowest_link < said.slowest_link
+    ]
 
 
 def _whole(request: PooledRequest) -> Placement:

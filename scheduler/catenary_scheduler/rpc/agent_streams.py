@@ -88,6 +88,16 @@ class MeasuredTransfers(Protocol):
         ...
 
 
+class LinkAnswers(Protocol):
+    """The part of a leader that has agents measure links."""
+
+    def measured(
+        self, record: AgentState, said: scheduler_pb2.LinkMeasured, now: Nanoseconds
+    ) -> None:
+        """Takes in an agent's measurement of the link to another."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AgentStreamDeps:
     """The parts of a leader that agents' streams ask, and that hear the agents' reports."""
@@ -103,6 +113,7 @@ class AgentStreamDeps:
     moves: SessionMoves
     sessions: SessionCallbacks
     transfers: MeasuredTransfers
+    links: LinkAnswers
     audits: AgentAudit
     metrics: Metrics
     epoch: Callable[[], Epoch]
@@ -141,6 +152,7 @@ class AgentStreams:
             "generation_report": lambda record, said, _: deps.sessions.reported(record, said),
             "session_moved": lambda _, said, __: deps.moves.moved(said),
             "caches_sent": self._caches_sent,
+            "link_measured": deps.links.measured,
             "heartbeat": self._beats,
             "partition_loaded": self._partition_loaded,
             "partition_failed": self._partition_failed,

@@ -122,6 +122,8 @@ def show_nothing(metrics: Metrics) -> None:
         metrics.queued_requests,
         metrics.link_rate,
         metrics.link_utilisation,
+        metrics.server_link_rate,
+        metrics.server_link_round_trip,
     ):
         labelled.clear()
     metrics.keep_chains(set())

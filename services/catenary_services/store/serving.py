@@ -92,6 +92,11 @@ class ContentServer:
         self._is_leaving = False
         self._rate = ByteRate(settings.serve_bytes_per_second)
 
+    @property
+    def is_serving(self) -> bool:
+        """True while a peer is being answered."""
+        return bool(self._tasks)
+
     def on_request(self, header: FrameHeader, frame: ReceivedFrame) -> None:
         """Handles the request of a peer."""
         peer, request = frame.sender.name, header.content_request

@@ -191,6 +191,11 @@ class ModelStore:
         """Returns how far the fetching of every version has come that is being fetched."""
         return self._progress.all(time.monotonic_ns())
 
+    @property
+    def is_transferring(self) -> bool:
+        """True while files are fetched from peers, or given to them."""
+        return bool(self.progress()) or (self._server is not None and self._server.is_serving)
+
     def abandon(self, model: ModelKey) -> None:
         """Ends the fetching of a version, which is wanted no more."""
         if self._fetcher is not None:

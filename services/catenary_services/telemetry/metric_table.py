@@ -290,6 +290,16 @@ class MetricTable:
         "Share of late seconds in which caches were on their way.",
         "source target",
     )
+    server_link_rate = gauge(
+        "server_link_bytes_per_second",
+        "How fast frames travel between servers, as agents measured it.",
+        "source target",
+    )
+    server_link_round_trip = gauge(
+        "server_link_round_trip_seconds",
+        "How long a small frame and its echo travel between servers, as agents measured it.",
+        "source target",
+    )
     agents = gauge("agents", "Agents known, by state.", "state")
     impaired_agents = gauge(
         "impaired_agents", "Agents connected that something speaks against, by what.", "impairment"

@@ -83,6 +83,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def order(self, epoch: int | None = None, **kind) -> None:
         await self._calls[-1].write(self._packed(epoch, **kind))
 
+    async def tell_all(self, **kind) -> None:
+        """Says the same to every agent that is there; `order` speaks to the last one only."""
+        for call in self._calls:
+            await call.write(self._packed(**kind))
+
     async def order_when_there(self, **kind) -> None:
         """Orders as soon as an agent has said hello."""
         await self.wait_for("hello")
@@ -136,8 +141,8 @@ class Bench:
             model_repository=self.repository.root,
             scheduler_addresses=[f"127.0.0.1:{port}" for port in ports],
             runtime_dir=self.folder,
-            transports=["shm", "tcp"],
-            **{"silence_s": 60.0, **options},  # nothing here sends heartbeats
+            # Nothing here sends heartbeats.
+            **{"silence_s": 60.0, "transports": ["shm", "tcp"], **options},
         )
         process = AgentProcess(settings)
         self._stack.push_async_callback(process.stop)

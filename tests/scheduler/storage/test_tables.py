@@ -182,6 +182,9 @@ REQUIRED = {
     (RedisTable.LENGTHS, "everywhere"),
     (RedisTable.LENGTHS, "buckets"),
     ("scaling", "llm:1"),
+    ("servers|first|second", "round_trip_ns"),
+    ("servers|first|second", "bytes_per_second"),
+    ("servers|first|second", "measured_unix_s"),
 }
 
 
@@ -225,6 +228,9 @@ NONSENSE = [
     (RedisTable.DEPLOYMENTS, "toy", '{"packing": "sideways"}'),
     (RedisTable.DRAINING, "agent-0", "-1"),
     (RedisTable.DRAINING, "agent-0", str(2**64)),
+    (RedisTable.MEASURED, "servers|a|b", "1000"),
+    (RedisTable.MEASURED, "servers|a", "1000"),
+    (RedisTable.MEASURED, "a|toy:1[0,2)", '{"round_trip_ns": 1}'),
     (RedisTable.MEASURED, "a|toy:1[2,2)", "1 2"),
     (RedisTable.MEASURED, "a|toy:1[0,2)", "-1 2"),
     (RedisTable.MEASURED, "a|toy:1[0,2)", "generation 1 2 3 NaN"),

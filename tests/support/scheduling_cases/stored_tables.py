@@ -108,6 +108,14 @@ GOOD: dict[str, dict[str, str]] = {
         "agent-0|llm:x:1[0,4)": "generation 1 2 3 4 0.5 6 7 8 by now 2 2 3 4 0.5 6 7 8",
         "agent-1|llm:x:1[0,4)": "generation 1 2 3 4",
         "link|agent-0|agent-1": "1000000",
+        "servers|first|second": json.dumps(
+            {
+                "round_trip_ns": 400000,
+                "bytes_per_second": 6250000,
+                "measured_unix_s": 1790000000,
+                "addresses": "10.0.0.5>10.0.0.6",
+            }
+        ),
     },
     RedisTable.AGENTS: {
         "agent-0": json.dumps(

@@ -1,11 +1,12 @@
 // The map: machines, the agents on them, and the chains that hang between these.
 
 import { attribute, byId, h, keyed, meter, text } from "./dom.js";
-import { byName, bytes, digits, ofBytes, percent } from "./format.js";
+import { byName, bytes, digits, duration, ofBytes, percent } from "./format.js";
 import { colourOf } from "./palette.js";
 import { Ropes, ropesOf } from "./ropes.js";
 
 const STATES = { ready: "ready", joining: "joining", draining: "draining", lost: "lost" };
+const MOST_LINKS = 4;
 
 export class ClusterMap {
   constructor(onChoose) {
@@ -97,7 +98,8 @@ export class ClusterMap {
       attribute(card, "data-state", agent.state);
       attribute(card, "aria-pressed", String(this.agent === agentId));
       text(kind, kindOf(agent));
-      text(hardware, this.agent === agentId ? hardwareOf(agent.device_facts) : "");
+      const facts = [hardwareOf(agent.device_facts), ...linksOf(this.status, agent.server_id)];
+      text(hardware, this.agent === agentId ? facts.filter(Boolean).join(" · ") : "");
       busy.show(agent.utilisation_ratio, percent(agent.utilisation_ratio));
       const used = agent.used_memory_bytes;
       const share = agent.memory_bytes ? used / agent.memory_bytes : 0;
@@ -146,6 +148,15 @@ function hardwareOf(facts) {
     facts.mig_mode === "on" ? "MIG" : "",
     ...facts.vector_instructions,
   ].filter(Boolean).join(", ");
+}
+
+/** "to second: 42 ms there and back, 6 MB/s", of the slowest links from a machine. */
+function linksOf(status, machine) {
+  const links = (status.links || []).filter((link) => link.source_server_id === machine);
+  return links.slice(0, MOST_LINKS).map(
+    (link) =>
+      `to ${link.target_server_id}: ${duration(link.round_trip_ns)} there and back, ${bytes(link.bytes_per_second)}/s`,
+  );
 }
 
 /** "net:1[0,4)" as a chip in the model's colour. */

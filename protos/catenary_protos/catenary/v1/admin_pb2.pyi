@@ -59,6 +59,7 @@ class GetStatusResponse(_message.Message):
     SCHEDULER_PROBLEM_FIELD_NUMBER: _builtins.int
     TAKEOVER_PROBLEMS_FIELD_NUMBER: _builtins.int
     QUARANTINED_RECORDS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     epoch: _builtins.int
     plan_id: _builtins.str
@@ -106,6 +107,10 @@ class GetStatusResponse(_message.Message):
     def takeover_problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What a new leader could not take over, and failures to lead at all; empty as long as all is well."""
 
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkStatus]:
+        """Links between machines that agents have measured, the slowest first."""
+
     def __init__(
         self,
         *,
@@ -130,14 +135,50 @@ class GetStatusResponse(_message.Message):
         scheduler_problem: _builtins.str = ...,
         takeover_problems: _abc.Iterable[_builtins.str] | None = ...,
         quarantined_records: _builtins.int = ...,
+        links: _abc.Iterable[Global___LinkStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "quarantined_records", b"quarantined_records", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "redis_problem", b"redis_problem", "scheduler_id", b"scheduler_id", "scheduler_problem", b"scheduler_problem", "sessions_in_flight", b"sessions_in_flight", "takeover_problems", b"takeover_problems", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "audits", b"audits", "batches_in_flight", b"batches_in_flight", "epoch", b"epoch", "gateways", b"gateways", "groups", b"groups", "leaks_mended", b"leaks_mended", "links", b"links", "live_reservations", b"live_reservations", "models", b"models", "moves_done", b"moves_done", "moves_failed", b"moves_failed", "plan_id", b"plan_id", "quarantined_records", b"quarantined_records", "queued_requests", b"queued_requests", "redis_connected", b"redis_connected", "redis_problem", b"redis_problem", "scheduler_id", b"scheduler_id", "scheduler_problem", b"scheduler_problem", "sessions_in_flight", b"sessions_in_flight", "takeover_problems", b"takeover_problems", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class LinkStatus(_message.Message):
+    """How long frames of agents take from one machine to another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_SERVER_ID_FIELD_NUMBER: _builtins.int
+    TARGET_SERVER_ID_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_NS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    AGE_NS_FIELD_NUMBER: _builtins.int
+    source_server_id: _builtins.str
+    """As in AgentStatus.server_id."""
+    target_server_id: _builtins.str
+    round_trip_ns: _builtins.int
+    bytes_per_second: _builtins.int
+    age_ns: _builtins.int
+    """Since it was measured."""
+    def __init__(
+        self,
+        *,
+        source_server_id: _builtins.str = ...,
+        target_server_id: _builtins.str = ...,
+        round_trip_ns: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+        age_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "bytes_per_second", b"bytes_per_second", "round_trip_ns", b"round_trip_ns", "source_server_id", b"source_server_id", "target_server_id", b"target_server_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkStatus: _TypeAlias = LinkStatus  # noqa: Y015
 
 @_typing.final
 class ProcessVersion(_message.Message):

@@ -46,6 +46,10 @@ class _FrameKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameKind.V
     """No tensors: a process asks another for bytes of a model's file."""
     FRAME_KIND_CONTENT_ANSWER: _FrameKind.ValueType  # 9
     """The answer to it: the payload is the bytes, and empty where there are none to give."""
+    FRAME_KIND_ECHO_REQUEST: _FrameKind.ValueType  # 10
+    """An agent measures the link to another: the payload is only there to take its time."""
+    FRAME_KIND_ECHO_ANSWER: _FrameKind.ValueType  # 11
+    """The answer to it, without a payload."""
 
 class FrameKind(_FrameKind, metaclass=_FrameKindEnumTypeWrapper): ...
 
@@ -68,6 +72,10 @@ FRAME_KIND_CONTENT_REQUEST: FrameKind.ValueType  # 8
 """No tensors: a process asks another for bytes of a model's file."""
 FRAME_KIND_CONTENT_ANSWER: FrameKind.ValueType  # 9
 """The answer to it: the payload is the bytes, and empty where there are none to give."""
+FRAME_KIND_ECHO_REQUEST: FrameKind.ValueType  # 10
+"""An agent measures the link to another: the payload is only there to take its time."""
+FRAME_KIND_ECHO_ANSWER: FrameKind.ValueType  # 11
+"""The answer to it, without a payload."""
 Global___FrameKind: _TypeAlias = FrameKind  # noqa: Y015
 
 @_typing.final
@@ -130,6 +138,8 @@ class FrameHeader(_message.Message):
     MOVE_FIELD_NUMBER: _builtins.int
     CONTENT_REQUEST_FIELD_NUMBER: _builtins.int
     CONTENT_ANSWER_FIELD_NUMBER: _builtins.int
+    ECHO_REQUEST_FIELD_NUMBER: _builtins.int
+    ECHO_ANSWER_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
     epoch: _builtins.int
     """Fencing epoch of the scheduler that made the reservation."""
@@ -186,6 +196,14 @@ class FrameHeader(_message.Message):
     def content_answer(self) -> Global___ContentAnswer:
         """FRAME_KIND_CONTENT_ANSWER."""
 
+    @_builtins.property
+    def echo_request(self) -> Global___EchoRequest:
+        """FRAME_KIND_ECHO_REQUEST."""
+
+    @_builtins.property
+    def echo_answer(self) -> Global___EchoAnswer:
+        """FRAME_KIND_ECHO_ANSWER."""
+
     def __init__(
         self,
         *,
@@ -210,14 +228,59 @@ class FrameHeader(_message.Message):
         move: Global___SessionMove | None = ...,
         content_request: Global___ContentRequest | None = ...,
         content_answer: Global___ContentAnswer | None = ...,
+        echo_request: Global___EchoRequest | None = ...,
+        echo_answer: Global___EchoAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "failure", b"failure", "move", b"move"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "failure", b"failure", "move", b"move"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FrameHeader: _TypeAlias = FrameHeader  # noqa: Y015
+
+@_typing.final
+class EchoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Echoed in the answer."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EchoRequest: _TypeAlias = EchoRequest  # noqa: Y015
+
+@_typing.final
+class EchoAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    IS_BUSY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    is_busy: _builtins.bool
+    """Whoever answers is at work."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        is_busy: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_busy", b"is_busy", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EchoAnswer: _TypeAlias = EchoAnswer  # noqa: Y015
 
 @_typing.final
 class ContentRequest(_message.Message):

@@ -1089,6 +1089,7 @@ class AgentMessage(_message.Message):
     CACHES_SENT_FIELD_NUMBER: _builtins.int
     HOLDINGS_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
+    LINK_MEASURED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -1119,6 +1120,8 @@ class AgentMessage(_message.Message):
     def holdings(self) -> Global___Holdings: ...
     @_builtins.property
     def ending(self) -> Global___Ending: ...
+    @_builtins.property
+    def link_measured(self) -> Global___LinkMeasured: ...
     def __init__(
         self,
         *,
@@ -1137,12 +1140,13 @@ class AgentMessage(_message.Message):
         caches_sent: Global___CachesSent | None = ...,
         holdings: Global___Holdings | None = ...,
         ending: Global___Ending | None = ...,
+        link_measured: Global___LinkMeasured | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings", "ending"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings", "ending", "link_measured"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1536,6 +1540,66 @@ class CachesSent(_message.Message):
 Global___CachesSent: _TypeAlias = CachesSent  # noqa: Y015
 
 @_typing.final
+class LinkMeasured(_message.Message):
+    """Answers MeasureLinkTo."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[LinkMeasured._Outcome.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: LinkMeasured._Outcome.ValueType  # 0
+        OUTCOME_MEASURED: LinkMeasured._Outcome.ValueType  # 1
+        OUTCOME_SAME_HOST: LinkMeasured._Outcome.ValueType  # 2
+        """Frames to that peer pass shared memory, and no network."""
+        OUTCOME_BUSY: LinkMeasured._Outcome.ValueType  # 3
+        """One of the two is at work."""
+        OUTCOME_FAILED: LinkMeasured._Outcome.ValueType  # 4
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+    OUTCOME_UNSPECIFIED: LinkMeasured.Outcome.ValueType  # 0
+    OUTCOME_MEASURED: LinkMeasured.Outcome.ValueType  # 1
+    OUTCOME_SAME_HOST: LinkMeasured.Outcome.ValueType  # 2
+    """Frames to that peer pass shared memory, and no network."""
+    OUTCOME_BUSY: LinkMeasured.Outcome.ValueType  # 3
+    """One of the two is at work."""
+    OUTCOME_FAILED: LinkMeasured.Outcome.ValueType  # 4
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_NS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """That of the order."""
+    outcome: Global___LinkMeasured.Outcome.ValueType
+    round_trip_ns: _builtins.int
+    """The shortest of several; 0 unless measured."""
+    bytes_per_second: _builtins.int
+    """The best of several frames; 0 unless measured."""
+    why: _builtins.str
+    """OUTCOME_FAILED: why."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        outcome: Global___LinkMeasured.Outcome.ValueType = ...,
+        round_trip_ns: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "number", b"number", "outcome", b"outcome", "round_trip_ns", b"round_trip_ns", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkMeasured: _TypeAlias = LinkMeasured  # noqa: Y015
+
+@_typing.final
 class GenerationReport(_message.Message):
     """What generation cost one partition since the last report."""
 
@@ -1909,6 +1973,7 @@ class SchedulerToAgentMessage(_message.Message):
     CLOSE_SESSIONS_FIELD_NUMBER: _builtins.int
     REPORT_HOLDINGS_FIELD_NUMBER: _builtins.int
     END_PROCESS_FIELD_NUMBER: _builtins.int
+    MEASURE_LINK_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Fencing epoch of the sender; an agent refuses orders below the highest it has seen."""
     @_builtins.property
@@ -1931,6 +1996,8 @@ class SchedulerToAgentMessage(_message.Message):
     def report_holdings(self) -> Global___ReportHoldings: ...
     @_builtins.property
     def end_process(self) -> Global___EndProcess: ...
+    @_builtins.property
+    def measure_link(self) -> Global___MeasureLinkTo: ...
     def __init__(
         self,
         *,
@@ -1945,16 +2012,54 @@ class SchedulerToAgentMessage(_message.Message):
         close_sessions: Global___CloseSessions | None = ...,
         report_holdings: Global___ReportHoldings | None = ...,
         end_process: Global___EndProcess | None = ...,
+        measure_link: Global___MeasureLinkTo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "end_process", b"end_process", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "end_process", b"end_process", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "measure_link", b"measure_link", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "end_process", b"end_process", "epoch", b"epoch", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_batch", b"cancel_batch", "close_sessions", b"close_sessions", "directory", b"directory", "drain", b"drain", "end_process", b"end_process", "epoch", b"epoch", "heartbeat", b"heartbeat", "kind", b"kind", "load_partition", b"load_partition", "measure_link", b"measure_link", "report_holdings", b"report_holdings", "unload_partition", b"unload_partition", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "load_partition", "unload_partition", "directory", "drain", "cancel_batch", "heartbeat", "close_sessions", "report_holdings", "end_process"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "load_partition", "unload_partition", "directory", "drain", "cancel_batch", "heartbeat", "close_sessions", "report_holdings", "end_process", "measure_link"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SchedulerToAgentMessage: _TypeAlias = SchedulerToAgentMessage  # noqa: Y015
+
+@_typing.final
+class MeasureLinkTo(_message.Message):
+    """Measure how long frames take to a peer, and answer with LinkMeasured. Older agents do not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PEER_ID_FIELD_NUMBER: _builtins.int
+    MOST_BYTES_FIELD_NUMBER: _builtins.int
+    DEADLINE_NS_FIELD_NUMBER: _builtins.int
+    EVEN_IF_BUSY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Echoed in the answer."""
+    peer_id: _builtins.str
+    most_bytes: _builtins.int
+    """Most bytes to send."""
+    deadline_ns: _builtins.int
+    """From when this is read."""
+    even_if_busy: _builtins.bool
+    """True: measure although one of the two is at work, as that has been so for long."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        peer_id: _builtins.str = ...,
+        most_bytes: _builtins.int = ...,
+        deadline_ns: _builtins.int = ...,
+        even_if_busy: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ns", b"deadline_ns", "even_if_busy", b"even_if_busy", "most_bytes", b"most_bytes", "number", b"number", "peer_id", b"peer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureLinkTo: _TypeAlias = MeasureLinkTo  # noqa: Y015
 
 @_typing.final
 class EndProcess(_message.Message):

@@ -8,7 +8,7 @@ from 0 and ranges are half-open, as everywhere in the platform (the paper counts
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -104,6 +104,14 @@ class ChainTask:
             exact(self.block_memory if block is None else block),
             exact(self.cache_memory if cache is None else cache),
         )
+
+    def among(self, servers: Sequence[Server]) -> ChainTask:
+        """Returns the same task for some of its servers, with the links between them."""
+        names = {None, *(server.name for server in servers)}
+        links = self.links
+        if links is not None:
+            links = {pair: seconds for pair, seconds in links.items() if names.issuperset(pair)}
+        return replace(self, servers=tuple(servers), links=links)
 
     def at_rate(self, rate_per_s: Number) -> ChainTask:
         """Returns the same task with another arrival rate."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from catenary_scheduler.planning.latency.hops import HOP_NS, HopCost, chain_lines
 from catenary_scheduler.planning.live.generation import GenerationTimes
+from catenary_scheduler.planning.live.links import NO_LINKS, ServerLinks
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, PartitionKey
 from catenary_services.domain.latency import LatencyLines
@@ -21,7 +23,8 @@ class ClusterLines:
     of the model, in proportion to the blocks. The last norm and the projection count as blocks in
     proportion to their size. An agent that measured nothing gets the cost of the slowest agent of
     its device class, or else of the slowest of all. If nothing was measured, nothing is known,
-    because a guess must not turn requests away.
+    because a guess must not turn requests away. Ways between agents are what was measured of the
+    links between their servers, where that is longer than what frames usually take.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class ClusterLines:
         self._decoder = decoder
         self._precision = precision
         self._hop_ns = hop_ns
+        self._links = NO_LINKS
         self._agents = {agent.agent_id: agent for agent in agents}
         self._sources: dict[AgentId, list[PartitionKey]] = {}
         for agent, key in sorted(costs, key=lambda each: (each[0], each[1].first_block)):
@@ -43,24 +47,47 @@ class ClusterLines:
                 self._sources.setdefault(agent, []).append(key)
         self._costs = costs
 
+    def over(self, links: ServerLinks) -> Self:
+        """Takes measured links between servers into account from now on; returns itself."""
+        self._links = links
+        return self
+
     def lines(self, hops: Sequence[ChainHop]) -> LatencyLines | None:
         """Returns the latency lines of a chain; None if nothing is known about one of its hops."""
-        costs = [self._cost(hop) for hop in hops]
+        costs = [
+            self._cost(hop, self._link(hops[number - 1], hop, has_rows=number > 0))
+            for number, hop in enumerate(hops)
+        ]
         known = [cost for cost in costs if cost is not None]
         return chain_lines(known, self._hop_ns) if known and len(known) == len(costs) else None
 
-    def _cost(self, hop: ChainHop) -> HopCost | None:
+    def _cost(self, hop: ChainHop, link: tuple[int, float]) -> HopCost | None:
         source = self._source(hop)
         if source is None:
             return None
         agent, key = source
         whole = self._weight(agent, key.first_block, key.last_block)
         share = self._weight(agent, hop.first_block, hop.last_block) / whole
-        mine = self._agents.get(hop.agent)
-        rate = mine.link_bytes_per_second if mine is not None else 0
+        rate, longer_ns = link
         row_bytes = self._decoder.hidden_size * _HIDDEN_VALUE_BYTES
         row_ns = row_bytes * NANOSECONDS_PER_SECOND / rate if rate else 0.0
-        return HopCost(self._costs[agent, key], share, row_ns)
+        return HopCost(self._costs[agent, key], share, row_ns, longer_ns)
+
+    def _link(self, before: ChainHop, hop: ChainHop, *, has_rows: bool) -> tuple[int, float]:
+        """Returns the bytes per second to a hop, and by how many ns frames take longer to it.
+
+        Only tokens come from the last hop to the first one; with `has_rows` the rows of hidden
+        states come from the hop before.
+        """
+        sender, receiver = self._agents.get(before.agent), self._agents.get(hop.agent)
+        if receiver is None:
+            return 0, 0.0
+        stated = receiver.link_bytes_per_second
+        if sender is None:
+            return stated, 0.0
+        way_ns = self._links.way_ns(sender.server, receiver.server)
+        rate = self._links.rate(sender.server, receiver) if has_rows else stated
+        return rate, max(0.0, way_ns - self._hop_ns)
 
     def _source(self, hop: ChainHop) -> tuple[AgentId, PartitionKey] | None:
         own = self._sources.get(hop.agent)

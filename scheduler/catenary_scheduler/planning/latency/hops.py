@@ -37,11 +37,14 @@ class HopCost:
         share: Share of the partition that the chain uses; less than 1 if it enters behind the first
             block.
         row_ns: Nanoseconds that one token's hidden state travels to it; 0 if its link is unknown.
+        longer_ns: Nanoseconds by which a frame takes longer to it than is usual, from the hop
+            before it; to the first hop, from the last one.
     """
 
     cost: GenerationCost
     share: float = 1.0
     row_ns: float = 0.0
+    longer_ns: float = 0.0
 
 
 def chain_lines(hops: Sequence[HopCost], hop_ns: float = HOP_NS) -> LatencyLines:
@@ -49,13 +52,14 @@ def chain_lines(hops: Sequence[HopCost], hop_ns: float = HOP_NS) -> LatencyLines
 
     Args:
         hops: The hops in order; at least one.
-        hop_ns: Nanoseconds of one way from agent to agent.
+        hop_ns: Nanoseconds that one way from agent to agent usually takes.
     """
     several = len(hops) > 1
     # A prompt goes from the gateway, between agents, and back to the gateway. A step passes no
     # gateway.
-    prompt_ways_ns = (len(hops) + 1) * hop_ns
-    step_ways_ns = len(hops) * hop_ns if several else 0.0
+    prompt_ways_ns = (len(hops) + 1) * hop_ns + sum(hop.longer_ns for hop in hops[1:])
+    ring_ways_ns = len(hops) * hop_ns + sum(hop.longer_ns for hop in hops)
+    step_ways_ns = ring_ways_ns if several else 0.0
     # Token ids enter at the first hop; rows of hidden states travel to the others.
     row_ns = sum(hop.row_ns for hop in hops[1:])
     lone = [hop.share * _lone_ns(hop.cost) for hop in hops]

@@ -7,6 +7,7 @@ problem       all of it as a `PoolingProblem`, or `PlanInfeasible` naming what i
 place         a `PooledPlan` on the agents, with as few moves as possible
 generation    costs of a session on an agent, from measurements
 generation_estimates  the same from a data sheet, for questions
+links         links between servers, as agents measured them
 agent_memory  memory of agents for a model, and the size that the model has on each of them
 chains        chains of agents for the models that generate text, in the memory pooled models leave
 rings         such chains where the number of agents per chain is given
@@ -28,12 +29,19 @@ from catenary_scheduler.planning.live.chains import (
 )
 from catenary_scheduler.planning.live.estimates import completed
 from catenary_scheduler.planning.live.generation import (
+    USUAL_FRAME_NS,
     ChainCosts,
     GenerationCost,
     GenerationTimes,
     SessionShape,
 )
 from catenary_scheduler.planning.live.groups import DeviceGroup, device_groups
+from catenary_scheduler.planning.live.links import (
+    NO_LINKS,
+    LinkFigures,
+    ServerLinks,
+    ServerPair,
+)
 from catenary_scheduler.planning.live.place import Hosted, place
 from catenary_scheduler.planning.live.problem import (
     LiveCluster,
@@ -46,6 +54,8 @@ from catenary_scheduler.planning.live.profiles import MeasuredTimes, corrections
 from catenary_scheduler.planning.live.roles import joined_roles
 
 __all__ = [
+    "NO_LINKS",
+    "USUAL_FRAME_NS",
     "ChainCluster",
     "ChainCosts",
     "ChainJob",
@@ -55,10 +65,13 @@ __all__ = [
     "GenerationCost",
     "GenerationTimes",
     "Hosted",
+    "LinkFigures",
     "LiveCluster",
     "LiveModel",
     "MeasuredTimes",
     "PlanningRules",
+    "ServerLinks",
+    "ServerPair",
     "SessionShape",
     "chain_jobs",
     "completed",

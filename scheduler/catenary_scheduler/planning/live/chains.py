@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import pairwise
+from statistics import fmean
 
 from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, hosts_for
 from catenary_scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
@@ -29,6 +31,7 @@ from catenary_scheduler.planning.live.agent_memory import (
     within_memory,
 )
 from catenary_scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
+from catenary_scheduler.planning.live.links import NO_LINKS, ServerLinks
 from catenary_scheduler.planning.live.rings import composition_of, rings
 from catenary_scheduler.planning.live.roles import divided, of_role
 from catenary_scheduler.planning.placement import ModelPlacement, Placement
@@ -72,6 +75,7 @@ class ChainCluster:
             agents allocate cache memory as it is used and the model does not say otherwise.
         survival_first: True if chains that survive the loss of an agent go before chains that
             serve more.
+        links: The measured links between servers.
     """
 
     agents: tuple[Agent, ...]
@@ -83,6 +87,7 @@ class ChainCluster:
     prefill_agents: int | None = None
     oversubscription: float = 1.0
     survival_first: bool = True
+    links: ServerLinks = NO_LINKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,7 @@ def jobs_by_role(job: ChainJob, cluster: ChainCluster) -> tuple[ChainJob, ...]:
         return ()
     for (role, done), servers in zip(roles, parts, strict=True):
         load = replace(job.load, shape=done)
-        task = _retimed(replace(whole, servers=tuple(servers)), load, cluster)
+        task = _retimed(whole.among(servers), load, cluster)
         mine = of_role(before, role)
         previous = composition_of(mine, load.rate_per_s) if mine is not None else None
         made.append(replace(job, load=load, task=task, previous=previous, role=role))
@@ -278,7 +283,34 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
             f"{load.deployed.key}: agents that were there before host"
             f" {composition.moved_blocks} block(s) that they did not."
         )
+    lines += _links_in_words(job, composition)
     return [*lines, *(f"{line}." for line in left_out_in_words(load.deployed, job.left_out))]
+
+
+def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
+    """Returns a sentence about the links that were measured to be slow, if there are any."""
+    links = job.task.links
+    if links is None:
+        return []
+    longer = {
+        (before, after): seconds - links[None, after]
+        for (before, after), seconds in links.items()
+        if before is not None and seconds > links[None, after]
+    }
+    pairs = {
+        (one.server, other.server)
+        for chain in composition.chains
+        for one, other in pairwise(chain.hops)
+    }
+    passed = max(pairs & longer.keys(), key=lambda pair: longer[pair], default=None)
+    key = job.load.deployed.key
+    if passed is None:
+        return [f"{key}: no chain passes any of {len(longer)} links that were measured to be slow."]
+    return [
+        f"{key}: the slowest link that a chain passes is the one from {passed[0]} to {passed[1]}:"
+        f" by what was measured, a session takes {longer[passed]:.2g} s longer by it, there and"
+        " back, than by a usual one."
+    ]
 
 
 def taken_by(
@@ -299,45 +331,56 @@ def taken_by(
 
 def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMemory]) -> ChainTask:
     deployed, decoder = load.deployed, _decoder(load.deployed)
-    costs = _costs(load, cluster)
     servers = []
     for name, room in memories.items():
         block, slot = room.held.largest_block_bytes, room.held.slot_bytes(deployed.session_tokens)
         # More memory than a whole model with the caches of all its sessions is never used.
         most = Fraction(decoder.blocks * (block + deployed.max_batch * slot))
         memory = most if room.memory is None else max(Fraction(0), min(most, room.memory))
-        server = Server(name, memory, 0.0, 0.0, Fraction(block), Fraction(slot))
-        servers.append(_timed(server, costs))
-    return ChainTask(
+        servers.append(Server(name, memory, 0.0, 1.0, Fraction(block), Fraction(slot)))
+    task = ChainTask(
         servers=tuple(servers),
         blocks=decoder.blocks,
         block_memory=Fraction(decoder.block_bytes),
         cache_memory=Fraction(decoder.slot_bytes(deployed.session_tokens)),
         rate_per_s=load.rate_per_s,
     )
+    return _timed(task, _costs(load, cluster))
 
 
 def _retimed(task: ChainTask, load: ChainLoad, cluster: ChainCluster) -> ChainTask:
-    """Returns a task with the times that a load's sessions take on its servers."""
-    costs = _costs(load, cluster)
-    return replace(task, servers=tuple(_timed(server, costs) for server in task.servers))
+    """Returns a task with the times that a load's sessions take on its servers and links."""
+    return _timed(replace(task, links=None), _costs(load, cluster))
 
 
 def _costs(load: ChainLoad, cluster: ChainCluster) -> ChainCosts:
     decoder = _decoder(load.deployed)
     deployed = load.deployed
-    return ChainCosts(
+    costs = ChainCosts(
         decoder, cluster.agents, cluster.measured, deployed.key, load.shape, deployed.precision
     )
+    return costs.over(cluster.links)
 
 
-def _timed(server: Server, costs: ChainCosts) -> Server:
-    agent = AgentId(server.name)
-    return replace(
-        server,
-        communication_s=round(costs.communication_s(agent), _DIGITS),
-        block_s=round(max(1e-9, costs.block_s(agent)), _DIGITS),
+def _timed(task: ChainTask, costs: ChainCosts) -> ChainTask:
+    """Returns a task with the times of its servers, and of the links if any is slow."""
+    agents = [AgentId(server.name) for server in task.servers]
+    links = costs.links(agents)
+    travel_s = {agent: costs.communication_s(agent) for agent in agents}
+    if links is not None:  # the planner then orders servers by the mean of their links
+        for agent in agents:
+            travel_s[agent] = fmean(
+                links[before, agent] for before in (None, *agents) if before != agent
+            )
+    servers = tuple(
+        replace(
+            server,
+            communication_s=round(travel_s[AgentId(server.name)], _DIGITS),
+            block_s=round(max(1e-9, costs.block_s(AgentId(server.name))), _DIGITS),
+        )
+        for server in task.servers
     )
+    return replace(task, servers=servers, links=links)
 
 
 def _decoder(deployed: DeployedModel) -> DecoderTable:

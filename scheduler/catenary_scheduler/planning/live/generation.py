@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
 
+from catenary_scheduler.planning.chains.problem import Links
+from catenary_scheduler.planning.live.links import NO_LINKS, ServerLinks
 from catenary_services.domain.decoder import AllocatedSizes, DecoderTable
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
@@ -19,9 +23,16 @@ _BYTES_PER_SECOND = 10e9
 _FLOP_PER_SECOND = 50e9
 _FLOP_PER_BYTE = 0.5
 """Operations per byte of a weight (4 bytes, one multiplication and one addition) and token."""
-_HOP_S = 0.001
-"""Seconds that one frame takes from agent to agent, all included, if nobody measured it."""
+USUAL_FRAME_NS = 1_000_000.0
+"""Nanoseconds that one frame takes from agent to agent, all included, if nobody measured longer."""
+_HOP_S = USUAL_FRAME_NS / NANOSECONDS_PER_SECOND
 _HIDDEN_VALUE_BYTES = 4
+_LONGEST_S = 1_000.0
+"""Longest time on a link that is told apart: no session takes a link on which it takes longer."""
+_NOTABLE = 1.05
+"""Links on which a session takes up to so many times as long as usual count as usual ones."""
+_MOST_LINKED = 64
+"""Number of agents above which paths over links would take the planner too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,9 @@ class ChainCosts:
     session is assumed to be alone: more sessions lengthen a step, but on all chains alike. The last
     norm and the projection to the vocabulary count as a number of blocks in proportion to their
     size.
+
+    Frames between agents are assumed to take a millisecond, and longer where the links between
+    their servers were measured to take longer.
     """
 
     def __init__(
@@ -97,6 +111,7 @@ class ChainCosts:
         self._decoder = decoder
         self._precision = precision
         self._shape = shape
+        self._links = NO_LINKS
         self._agents = {agent.agent_id: agent for agent in agents}
         self._block_s: dict[AgentId, float] = {}
         sums: dict[AgentId, list[float]] = {}
@@ -105,6 +120,11 @@ class ChainCosts:
                 sums.setdefault(agent, []).append(self._pass_s(cost) / self._weight(agent, key))
         for agent, times in sums.items():
             self._block_s[agent] = sum(times) / len(times)
+
+    def over(self, links: ServerLinks) -> Self:
+        """Takes measured links between servers into account from now on; returns itself."""
+        self._links = links
+        return self
 
     def block_s(self, agent: AgentId) -> float:
         """Returns tau_p, the seconds that a mean session computes in one block."""
@@ -124,18 +144,63 @@ class ChainCosts:
     def communication_s(self, agent: AgentId) -> float:
         """Returns tau_c, the seconds for which a mean session's tokens travel to an agent."""
         mine = self._agents.get(agent)
-        row_bytes = self._decoder.hidden_size * _HIDDEN_VALUE_BYTES
-        rate = mine.link_bytes_per_second if mine is not None else 0
-        prompt_s = self._shape.prompt_tokens * row_bytes / rate if rate else 0.0
-        return self._shape.output_tokens * _HOP_S + prompt_s
+        return self._travel_s(_HOP_S, mine.link_bytes_per_second if mine is not None else 0)
+
+    def way_s(self, source: AgentId, target: AgentId) -> float:
+        """Returns the seconds for which a mean session's tokens travel from agent to agent."""
+        sender, receiver = self._agents.get(source), self._agents.get(target)
+        if sender is None or receiver is None:
+            return self.communication_s(target)
+        frame_s = _HOP_S + self._longer_s(source, target)
+        return self._travel_s(frame_s, self._links.rate(sender.server, receiver))
+
+    def links(self, agents: Sequence[AgentId]) -> Links | None:
+        """Returns the seconds of a mean session on every link, for the planner of chains.
+
+        Every token that passes a link comes back to where the ring began. So the way back counts
+        too, which is exact for chains that pass a slow link once.
+
+        Returns:
+            The seconds by sender and receiver; None if no link is notably slower than is assumed,
+                or if there are too many.
+        """
+        if not self._links.figures or len(agents) > _MOST_LINKED:
+            return None
+        found: dict[tuple[str | None, str | None], float] = {}
+        is_slower = False
+        for target in agents:
+            usual_s = self.communication_s(target)
+            found[None, target] = min(usual_s, _LONGEST_S)
+            for source in agents:
+                if source != target:
+                    back_s = self._shape.output_tokens * self._longer_s(target, source)
+                    seconds = self.way_s(source, target) + back_s
+                    is_slower = is_slower or seconds > _NOTABLE * usual_s
+                    found[source, target] = min(seconds, _LONGEST_S)
+        return found if is_slower else None
 
     def service_ns(self, hops: Sequence[ChainHop]) -> Nanoseconds:
         """Returns T_k of a chain in nanoseconds: the sum over its servers, and the model's head."""
-        seconds = sum(
-            self.communication_s(hop.agent) + self.block_s(hop.agent) * hop.blocks for hop in hops
-        )
-        seconds += self.block_s(hops[-1].agent) * self._head_blocks(hops[-1].agent)
+        first, last = hops[0].agent, hops[-1].agent
+        seconds = self.communication_s(first)
+        seconds += self._shape.output_tokens * self._longer_s(last, first)
+        seconds += sum(self.way_s(one.agent, other.agent) for one, other in pairwise(hops))
+        seconds += sum(self.block_s(hop.agent) * hop.blocks for hop in hops)
+        seconds += self.block_s(last) * self._head_blocks(last)
         return max(1, round(seconds * NANOSECONDS_PER_SECOND))
+
+    def _travel_s(self, frame_s: float, rate: int) -> float:
+        row_bytes = self._decoder.hidden_size * _HIDDEN_VALUE_BYTES
+        prompt_s = self._shape.prompt_tokens * row_bytes / rate if rate else 0.0
+        return self._shape.output_tokens * frame_s + prompt_s
+
+    def _longer_s(self, source: AgentId, target: AgentId) -> float:
+        """Returns by how many seconds a frame takes longer than is assumed."""
+        sender, receiver = self._agents.get(source), self._agents.get(target)
+        if sender is None or receiver is None:
+            return 0.0
+        way_ns = self._links.way_ns(sender.server, receiver.server)
+        return max(0.0, way_ns / NANOSECONDS_PER_SECOND - _HOP_S)
 
     def _pass_s(self, cost: GenerationCost) -> float:
         shape = self._shape

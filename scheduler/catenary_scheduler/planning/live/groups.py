@@ -31,6 +31,11 @@ class DeviceGroup:
         """Name of the group in plans and explanations: "l4", or "l4 1/2" for halves."""
         return self.device_class if self.level == 1 else f"{self.device_class} 1/{self.level}"
 
+    @property
+    def slowest_link(self) -> int:
+        """Bytes per second of the slowest network card of its agents."""
+        return min(agent.link_bytes_per_second for agent in self.agents)
+
     def as_class(self, agents_of_server: Counter[str]) -> GpuClass:
         """Returns the group as a GPU class of the planner, with the figures of its weakest agent.
 
@@ -43,9 +48,7 @@ class DeviceGroup:
             name=self.name,
             count=len(self.agents),
             gpus_per_server=max(agents_of_server[agent.server] for agent in self.agents),
-            server_bits_per_second=float(
-                BITS_PER_BYTE * min(agent.link_bytes_per_second for agent in self.agents)
-            ),
+            server_bits_per_second=float(BITS_PER_BYTE * self.slowest_link),
             memory_bytes=min(memory) if all(memory) else None,
         )
 

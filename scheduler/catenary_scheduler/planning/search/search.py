@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from catenary_scheduler.planning.latency.cluster import ClusterLines
 from catenary_scheduler.planning.live.chains import ChainCluster, ChainJob, Compose
+from catenary_scheduler.planning.live.links import ServerLinks
 from catenary_scheduler.planning.placement import ModelPlacement
 from catenary_scheduler.planning.search.figures import figures_of
 from catenary_scheduler.planning.search.options import SearchOrder, ServingFigures
@@ -84,12 +85,14 @@ def search_chains(
         cluster.measured,
         deployed.key,
         precision=deployed.precision,
-    )
+    ).over(cluster.links)
     present = next((m for m in cluster.present.models if m.model == deployed.key), None)
     possible, impossible = shapes_of(job, cluster, compose)
     priced = []
     for shape in possible:
-        figures = figures_of(shape.placement, job.load, lines.lines, _handover_ns(job, shape))
+        figures = figures_of(
+            shape.placement, job.load, lines.lines, _handover_ns(job, shape, cluster.links)
+        )
         priced.append(PricedShape(shape, figures, _moved(shape, present)))
     rules = SearchRules(order, cluster.survival_first)
     chosen = best_of(priced, rules)
@@ -178,7 +181,7 @@ def _within(
     return [each for each, found in zip(priced, values, strict=True) if found >= least]
 
 
-def _handover_ns(job: ChainJob, shape: Shape) -> float:
+def _handover_ns(job: ChainJob, shape: Shape, links: ServerLinks) -> float:
     """Returns how long the caches of a mean prompt travel between chains; 0 if nobody hands any.
 
     They travel at the rate of the slowest link; links of unknown rates do not count.
@@ -186,7 +189,16 @@ def _handover_ns(job: ChainJob, shape: Shape) -> float:
     if shape.kind is not ShapeKind.SPLIT:
         return 0.0
     rooms = [job.memories[str(agent)] for agent in sorted(shape.agents)]
-    rates = [r for room in rooms if (r := room.agent.link_bytes_per_second)]
+    senders, receivers = (
+        {
+            job.memories[str(hop.agent)].agent
+            for chain in shape.chains
+            if (chain.role == "prefill") is runs_prompts
+            for hop in chain.hops
+        }
+        for runs_prompts in (True, False)
+    )
+    rates = [r for one in senders for other in receivers if (r := links.rate(one.server, other))]
     if not rates:
         return 0.0
     each = max(room.held.cache_bytes_per_token for room in rooms) * job.task.blocks

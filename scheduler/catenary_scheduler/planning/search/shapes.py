@@ -156,7 +156,7 @@ def _classes(job: ChainJob, compose: Compose) -> Iterator[Shape | InfeasibleShap
         return
     apart: _Answers = []
     for name, servers in sorted(by_class.items()):
-        mine = replace(job, roles=(), task=replace(job.task, servers=tuple(servers)))
+        mine = replace(job, roles=(), task=job.task.among(servers))
         try:
             answer = (mine, solve_job(mine, compose))
             yield _shape(ShapeKind.ONE_CLASS, f"only {name}", [answer])

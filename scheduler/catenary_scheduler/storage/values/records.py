@@ -13,13 +13,16 @@ from catenary_scheduler.storage.keys import RedisTable, book_table
 from catenary_scheduler.storage.values.codec import encode_document
 from catenary_scheduler.storage.values.stored import (
     Link,
+    Measurement,
     Place,
+    ServerLink,
     StoredBatch,
     StoredBatchHop,
     StoredBatchSlice,
     StoredComputeTimes,
     StoredCost,
     StoredMeasurements,
+    StoredServerLink,
 )
 from catenary_scheduler.storage.values.tables import (
     RecordDamage,
@@ -121,20 +124,23 @@ def shifted(reservations: Iterable[Reservation], shift_ns: Nanoseconds) -> list[
 
 
 def measurements_of(
-    records: Mapping[Place | Link, StoredComputeTimes | int | StoredCost],
+    records: Mapping[Place | Link | ServerLink, Measurement],
 ) -> StoredMeasurements:
     """Sorts the records of the table of measurements into times, costs and links."""
     times: dict[Place, StoredComputeTimes] = {}
     costs: dict[Place, StoredCost] = {}
     links: dict[Link, int] = {}
+    server_links: dict[ServerLink, StoredServerLink] = {}
     for name, value in records.items():
         if isinstance(value, int):
             links[cast(Link, name)] = value
+        elif isinstance(value, StoredServerLink):
+            server_links[cast(ServerLink, name)] = value
         elif isinstance(value, StoredCost):
             costs[cast(Place, name)] = value
         else:
             times[cast(Place, name)] = value
-    return StoredMeasurements(times, costs, links)
+    return StoredMeasurements(times, costs, links, server_links)
 
 
 def batch_text(batch: DispatchBatch) -> str:

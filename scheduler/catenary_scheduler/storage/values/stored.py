@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from catenary_scheduler.planning import Placement
-from catenary_services.domain.ids import AgentId, PartitionKey
+from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import ChainHop
 
@@ -193,6 +193,17 @@ class StoredComputeTimes:
 
 StoredRate = Annotated[list[Annotated[int, Meta(ge=1, lt=1 << 50)]], Meta(min_length=1)]
 """Bytes per second, the only number of its line."""
+
+
+class StoredServerLink(Struct, frozen=True):
+    """The link from one server to another, as it was measured."""
+
+    round_trip_ns: Annotated[int, Meta(ge=1, lt=1 << 50)]
+    bytes_per_second: Annotated[int, Meta(ge=1, lt=1 << 50)]
+    measured_unix_s: Annotated[int, Meta(ge=0, lt=1 << 40)]
+    addresses: Text = ""
+
+
 Identifier = Annotated[int, Meta(ge=0)]
 """The number of a batch, a session or a process start. The bounds of a type end at 2^63, so readers
 check that it is below 2^64 themselves."""
@@ -310,7 +321,16 @@ class StoredPlan:
 
 Place = tuple[AgentId, PartitionKey]
 Link = tuple[AgentId, AgentId]
+Measurement = StoredComputeTimes | StoredCost | StoredServerLink | int
+"""A value of the table of measurements; a number is the rate of caches on a link."""
 Hops = tuple[ChainHop, ...]
+
+
+class ServerLink(NamedTuple):
+    """The link from one server to another."""
+
+    source: ServerId
+    target: ServerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,3 +340,4 @@ class StoredMeasurements:
     times: Mapping[Place, StoredComputeTimes] = field(default_factory=dict)
     costs: Mapping[Place, StoredCost] = field(default_factory=dict)
     links: Mapping[Link, int] = field(default_factory=dict)
+    server_links: Mapping[ServerLink, StoredServerLink] = field(default_factory=dict)

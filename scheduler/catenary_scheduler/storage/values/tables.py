@@ -34,7 +34,9 @@ from catenary_scheduler.storage.values.stored import (
     DeploymentSpec,
     Identifiers,
     Link,
+    Measurement,
     Place,
+    ServerLink,
     StoredAgent,
     StoredBatch,
     StoredClock,
@@ -48,6 +50,7 @@ from catenary_scheduler.storage.values.stored import (
     StoredReservation,
     StoredRollout,
     StoredScaling,
+    StoredServerLink,
     StoredSession,
     StoredTimes,
 )
@@ -57,6 +60,7 @@ from catenary_services.domain.ids import (
     ModelKey,
     PartitionKey,
     ResourceId,
+    ServerId,
     SessionId,
 )
 from catenary_services.domain.plan import ChainHop
@@ -72,6 +76,7 @@ _GENERATION = "generation "
 _BY_NOW = " by now "
 """The words between the cost measured at load and the present one."""
 _LINK = "link"
+_SERVERS = "servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +156,10 @@ def partition_of(text: str) -> PartitionKey:
     return key
 
 
-def _place_or_link(name: str) -> Place | Link:
+def _place_or_link(name: str) -> Place | Link | ServerLink:
     prefix, *ends = _bounded(name).split("|")
+    if prefix == _SERVERS and len(ends) == 2 and all(ends):
+        return ServerLink(ServerId(ends[0]), ServerId(ends[1]))
     if prefix == _LINK and len(ends) == 2 and all(ends):
         return AgentId(ends[0]), AgentId(ends[1])
     agent, _, partition = name.rpartition("|")
@@ -266,7 +273,14 @@ def link_name(source: AgentId, target: AgentId) -> str:
     return f"{_LINK}|{source}|{target}"
 
 
-def _measurement(name: Place | Link, text: str) -> StoredComputeTimes | int | StoredCost:
+def server_link_name(source: str, target: str) -> str:
+    """Returns the field name of the measured link between two servers."""
+    return f"{_SERVERS}|{source}|{target}"
+
+
+def _measurement(name: Place | Link | ServerLink, text: str) -> Measurement:
+    if isinstance(name, ServerLink):
+        return decode_document(text, StoredServerLink)
     if isinstance(name[1], str):
         return int(decode_line(text, StoredRate)[0])
     if text.startswith(_GENERATION):

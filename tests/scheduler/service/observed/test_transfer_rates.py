@@ -9,7 +9,7 @@ from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_scheduler.dispatch.events import Event, MoveCostsMeasured
 from catenary_scheduler.feedback.transfer_rates import TransferRates
 from catenary_scheduler.leadership.leader import LeaderRuntime
-from catenary_scheduler.observed.links import MeasuredLinks
+from catenary_scheduler.observed.cache_rates import CacheRates
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_scheduler.storage.keys import RedisTable
@@ -38,7 +38,7 @@ class Heard:
         self.events: list[Event] = []
         self.kept = 0
         nothing: Any = None
-        self.rates = TransferRates(MeasuredLinks(), nothing, self._feed, self._keep, {})
+        self.rates = TransferRates(CacheRates(), nothing, self._feed, self._keep, {})
 
     def _feed(self, event: Event, now: int) -> None:
         self.events.append(event)
@@ -63,13 +63,13 @@ def test_a_rate_is_told_and_written_when_it_has_changed_notably() -> None:
 
 def test_rates_outlive_the_scheduler() -> None:
     before = MeasuredProfiles()
-    before.links.observe((A, B), MIB, 10 * MS)
+    before.cache_rates.observe((A, B), MIB, 10 * MS)
     odd = {"link|x|y": "0", "link|x": "5", "link|b|a": "fast", "odd": "1"}
     again = MeasuredProfiles()
     again.restore(measurements_of(stored_of(RedisTable.MEASURED, {**before.records(), **odd})))
-    assert list(again.links.rates()) == [(A, B, 100 * MIB)]
+    assert list(again.cache_rates.rates()) == [(A, B, 100 * MIB)]
     assert again.records() == before.records()
-    assert again.links.observe((A, B), MIB, 20 * MS) == 50 * MIB  # the first news counts
+    assert again.cache_rates.observe((A, B), MIB, 20 * MS) == 50 * MIB  # the first news counts
 
 
 def migration_budget(leader: LeaderRuntime) -> Any:

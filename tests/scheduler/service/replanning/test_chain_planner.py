@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,15 @@ from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.registry import AgentRegistry, AgentState, AgentStream
 from catenary_scheduler.dispatch.availability import Availability, Impairment
+from catenary_scheduler.observed.links import MeasuredLink
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.planning.live import ChainCluster, GenerationCost, PlanningRules
+from catenary_scheduler.planning.live import (
+    ChainCluster,
+    GenerationCost,
+    LinkFigures,
+    PlanningRules,
+)
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.replanning.agent_stability import AgentStability
@@ -71,9 +78,7 @@ class Bench:
         self.demand = SessionDemand(policy)
         self.measured = MeasuredProfiles()
         chains = ChainBuilder(deployments, self.measured, self.compose_elsewhere)
-        maker = PlanBuilder(
-            "even", PlanningRules(), deployments, MeasuredProfiles(), no_solver, chains
-        )
+        maker = PlanBuilder("even", PlanningRules(), deployments, self.measured, no_solver, chains)
         self.availability = Availability()
         self.planner = Planner(
             maker,
@@ -173,6 +178,37 @@ async def test_every_agent_that_no_model_uses_is_told_why(deployments: Deploymen
     assert idle in bench.planner.provenance.in_words()
     told = PlanProvenance.of(bench.planner.provenance.stored())
     assert told.idle == (idle,)
+
+
+async def test_only_the_chains_are_composed_anew_when_a_link_turns_out_to_be_slow(
+    deployments: Deployments,
+) -> None:
+    # Room for three of six blocks, so that a chain needs two of the three agents.
+    bench = Bench(deployments, registry("a", "b", "c", memory_bytes=1_000))
+
+    def placed(now_s: float) -> tuple[object, set[frozenset[str]]]:
+        placement = bench.follow(now_s)
+        assert placement is not None
+        toy, llm = placement.models
+        return toy, {frozenset(str(hop.agent) for hop in chain.hops) for chain in llm.chains}
+
+    toy, (used,) = placed(100.0)
+    assert len(used) == 2
+    slow, near = LinkFigures(60_000_000, 5_000_000), LinkFigures(400_000, 10**9)
+    for one, other in permutations("abc", 2):
+        figures = slow if {one, other} == used else near
+        pair = ServerId(one), ServerId(other)
+        bench.measured.links.put(pair, MeasuredLink(figures, 1_790_000_000, "10.0.0.5>10.0.0.6"))
+    assert placed(101.0) == (toy, {used})
+    assert placed(105.0) == (toy, {used})  # it has to last
+    after, chains = placed(145.0)
+    assert after == toy
+    assert used not in chains
+    assert "the link from" in bench.planner.cause
+    assert bench.planner.answers == 2
+    placed(246.0)
+    placed(347.0)
+    assert bench.planner.answers == 2  # composed for these links now
 
 
 async def test_a_given_length_of_chains_is_a_reason_to_plan(

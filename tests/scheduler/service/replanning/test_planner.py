@@ -12,9 +12,10 @@ import pytest
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.agents.registry import AgentRegistry, AgentState, AgentStream
+from catenary_scheduler.observed.links import MeasuredLink
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.planning.live import PlanningRules
+from catenary_scheduler.planning.live import LinkFigures, PlanningRules
 from catenary_scheduler.planning.pooled.problem import (
     PooledModelPlan,
     PooledPartition,
@@ -193,6 +194,36 @@ async def test_measured_times_that_differ_from_those_of_the_plan_cause_another(
     await until(lambda: not bench.planner.is_thinking, "it has thought")
     bench.follow(now_s + 4)
     assert bench.asked == 2  # the new times are known now
+
+
+async def test_cards_that_were_measured_to_be_slow_are_a_reason_to_solve_anew(
+    tmp_path: Path,
+) -> None:
+    seen: list[float] = []
+    solve = whole_on()
+
+    async def watched(problem: PoolingProblem) -> SolverResult:
+        seen.extend(each.server_bits_per_second for each in problem.classes)
+        return await solve(problem)
+
+    bench = Bench(await deployed(tmp_path), watched)
+    await bench.settle()
+    now_s = now_ns() / 1e9 + SETTLED_S
+    bench.follow(now_s)
+    assert seen == [8e9]
+    for pair in ((ServerId("a"), ServerId("b")), (ServerId("b"), ServerId("a"))):
+        figures = LinkFigures(MS, 6_250_000)
+        bench.measured.links.put(pair, MeasuredLink(figures, 1_790_000_000, ""))
+    bench.follow(now_s + 2)
+    assert bench.planner.is_thinking
+    await until(lambda: not bench.planner.is_thinking, "it has thought")
+    assert seen == [8e9, 50e6]
+    assert bench.planner.provenance is not None
+    assert "links of l4 are planned with 6.2 MB/s, as measured" in " ".join(
+        bench.planner.provenance.in_words()
+    )
+    bench.follow(now_s + 4)
+    assert bench.asked == 2  # the new rates are known now
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""Says which link is measured next. Pure: agents and time in, at most one order out.
+
+One link is measured at a time, and each pair of servers once for both of their agents: by the first
+agent of the one, to the first agent of the other. What is not measured yet comes first, then what
+was measured with other addresses or is too old. Links whose agents are at work, or that fail, are
+left alone for a while that doubles every time.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from catenary_scheduler.observed.links import MeasuredLink, MeasuredLinks
+from catenary_scheduler.planning.live import LinkFigures, ServerPair
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, ServerId
+
+SPACING_NS = 2 * NANOSECONDS_PER_SECOND
+"""Time from one order to the next, at least: thirty links a minute."""
+ANSWER_NS = 20 * NANOSECONDS_PER_SECOND
+"""Time that an agent has for a measurement."""
+_LATE_NS = 5 * NANOSECONDS_PER_SECOND
+MOST_SERVERS = 64
+"""Number of servers between which links are measured; the others have none."""
+MOST_BUSY = 5
+"""A link is measured in spite of work when its agents were at work so many times in a row."""
+_FIRST_PAUSE_NS = 10 * NANOSECONDS_PER_SECOND
+_LONGEST_PAUSE_NS = 3600 * NANOSECONDS_PER_SECOND
+
+
+class LinkOutcome(enum.Enum):
+    """The outcome of a measurement."""
+
+    MEASURED = "measured"
+    SAME_HOST = "same_host"
+    BUSY = "busy"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnd:
+    """An agent that is there, with where its peers reach it."""
+
+    agent: AgentId
+    server: ServerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOrder:
+    """One agent is to measure the link to another."""
+
+    number: int
+    source: LinkEnd
+    target: LinkEnd
+    even_if_busy: bool
+
+    @property
+    def pair(self) -> ServerPair:
+        return self.source.server, self.target.server
+
+    @property
+    def addresses(self) -> str:
+        """The addresses of both ends."""
+        return _addresses(self.source, self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    addresses: str
+    until_ns: Nanoseconds
+    busy: int = 0
+    """Times in a row that its agents were at work."""
+    failed: int = 0
+    """Times in a row that it failed."""
+
+
+class LinkSchedule:
+    """Orders measurements of links, and takes in their outcomes.
+
+    Args:
+        links: Where figures are kept.
+        first_number: The number of the first order; larger than all of earlier leaders.
+    """
+
+    def __init__(self, links: MeasuredLinks, first_number: int) -> None:
+        self._links = links
+        self._pauses: dict[ServerPair, _Pause] = {}
+        self._under_way: tuple[LinkOrder, Nanoseconds] | None = None
+        """The order that is not answered yet, and when it counts as failed."""
+        self._next_ns: Nanoseconds | None = None
+        self._number = first_number
+
+    def next_order(
+        self, ends: Sequence[LinkEnd], now: Nanoseconds, unix_s: int
+    ) -> LinkOrder | None:
+        """Returns what is to be measured now; None if that is nothing.
+
+        Args:
+            ends: The agents that are connected and stay.
+            now: Time on the clock of this process.
+            unix_s: The same moment on the calendar's clock.
+        """
+        if self._under_way is not None:
+            order, until_ns = self._under_way
+            if order.source in ends and now < until_ns:
+                return None
+            self._settle(order, LinkOutcome.FAILED, now)
+        if self._next_ns is not None and now < self._next_ns:
+            return None
+        self._next_ns = now + SPACING_NS
+        return self._ordered(ends, now, unix_s)
+
+    def answered(
+        self,
+        agent: AgentId,
+        number: int,
+        outcome: LinkOutcome,
+        figures: LinkFigures | None,
+        now: Nanoseconds,
+        unix_s: int,
+    ) -> LinkOrder | None:
+        """Takes in the outcome of an order; returns the order, or None if nobody waits for that.
+
+        Args:
+            agent: Who says it.
+            number: The number of the order.
+            outcome: The outcome.
+            figures: What was measured; None if nothing was.
+            now: Time on the clock of this process.
+            unix_s: The same moment on the calendar's clock.
+        """
+        if self._under_way is None:
+            return None
+        order = self._under_way[0]
+        if order.number != number or order.source.agent != agent:
+            return None
+        if figures is not None and outcome is LinkOutcome.MEASURED:
+            self._links.put(order.pair, MeasuredLink(figures, unix_s, order.addresses))
+        self._settle(order, outcome, now)
+        return order
+
+    # ---- inside ----
+
+    def _ordered(self, ends: Sequence[LinkEnd], now: Nanoseconds, unix_s: int) -> LinkOrder | None:
+        servers: dict[ServerId, list[LinkEnd]] = {}
+        for end in sorted(ends, key=lambda each: each.agent):
+            if end.server in servers or len(servers) < MOST_SERVERS:
+                servers.setdefault(end.server, []).append(end)
+        pairs = set(permutations(servers, 2))
+        self._pauses = {pair: each for pair, each in self._pauses.items() if pair in pairs}
+        due: list[tuple[int, ServerPair]] = []
+        for pair in pairs:
+            source, target = servers[pair[0]][0], servers[pair[1]][0]
+            addresses = _addresses(source, target)
+            pause = self._pauses.get(pair)
+            is_paused = pause is not None and pause.addresses == addresses and now < pause.until_ns
+            if not is_paused and not self._links.measured_s(pair, addresses, unix_s):
+                due.append((pause.failed if pause is not None else 0, pair))
+        if not due:
+            return None
+        _, pair = min(due)
+        pause = self._pauses.get(pair)
+        insists = pause is not None and pause.busy >= MOST_BUSY
+        order = LinkOrder(self._number, servers[pair[0]][0], servers[pair[1]][0], insists)
+        self._number += 1
+        self._under_way = order, now + ANSWER_NS + _LATE_NS
+        return order
+
+    def _settle(self, order: LinkOrder, outcome: LinkOutcome, now: Nanoseconds) -> None:
+        self._under_way = None
+        before = self._pauses.pop(order.pair, None)
+        if outcome is LinkOutcome.MEASURED:
+            return
+        if outcome is LinkOutcome.SAME_HOST:
+            self._links.forget(order.pair)
+            until_ns = now + _LONGEST_PAUSE_NS
+            self._pauses[order.pair] = _Pause(order.addresses, until_ns)
+            return
+        busy, failed = (before.busy, before.failed) if before is not None else (0, 0)
+        times = busy if outcome is LinkOutcome.BUSY else failed
+        until_ns = now + min(_LONGEST_PAUSE_NS, _FIRST_PAUSE_NS << min(times, 16))
+        if outcome is LinkOutcome.BUSY:
+            self._pauses[order.pair] = _Pause(order.addresses, until_ns, busy + 1, 0)
+        else:
+            self._pauses[order.pair] = _Pause(order.addresses, until_ns, busy, failed + 1)
+
+
+def _addresses(source: LinkEnd, target: LinkEnd) -> str:
+    return f"{source.address}>{target.address}"
