@@ -222,6 +222,18 @@ def test_the_plan_changes_when_a_link_degrades() -> None:
     assert used(far) == {"a", "b"}
 
 
+def test_some_of_the_servers_keep_the_links_between_them() -> None:
+    (job,) = chain_jobs(cluster(both_ways("a", "x", 60 * MS, 10**9)))
+    near, far = job.task.servers[:2], (job.task.servers[0], job.task.servers[2])
+    assert job.task.links is not None
+    for servers in (near, far):
+        names = {server.name for server in servers}
+        part = job.task.among(servers)
+        assert part.links is not None
+        assert {end for pair in part.links for end in pair} == {*names, None}
+        assert all(job.task.links[pair] == seconds for pair, seconds in part.links.items())
+
+
 def test_an_explanation_names_the_slowest_link_that_a_chain_passes() -> None:
     def explained(known: ServerLinks, letters: str) -> str:
         (job,) = chain_jobs(cluster(known, letters))
