@@ -56,6 +56,8 @@ class PlanRequest:
     """True if everything but the chains is to stay as it is."""
     unable: Unable = field(default_factory=dict)
     """Agents to leave out for a model, as long as others are left."""
+    idle: Mapping[AgentId, str] = field(default_factory=dict)
+    """Reasons why agents are used by no pool of the previous proposal."""
 
     @property
     def generating(self) -> tuple[DeployedModel, ...]:
@@ -200,7 +202,7 @@ class PlanBuilder:
         """Returns the previous proposal for the models that do not generate text."""
         provenance = replace(request.provenance or PlanProvenance(CHAINS, ""), cause=request.cause)
         models = tuple(model for model in request.present.models if not model.chains)
-        return BuiltPlan(Placement(models), provenance)
+        return BuiltPlan(Placement(models), provenance, idle=request.idle)
 
     async def _pooled_or_even(self, request: PlanRequest) -> BuiltPlan:
         if asked := self._why_split(request):
@@ -299,6 +301,8 @@ def _why_idle(request: PlanRequest, agent: Agent, built: BuiltPlan, chains: Buil
     found = [f"it could not load a part of {', '.join(unable)}"] if unable else []
     if name in built.idle:
         found.append(built.idle[name])
+    elif others and request.chains_only:
+        found.append("no pool of the plan that stays uses it")
     elif others and not unable:
         found.append(why_unused(others, agent, _memory_share(request)))
     return "; ".join((*found, *chains.idle.get(name, ())))

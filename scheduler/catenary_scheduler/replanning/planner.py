@@ -6,7 +6,7 @@ A pooled plan is made beside the event loop; until it is there the previous one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from catenary_scheduler.agents.registry import AgentRegistry
@@ -80,6 +80,8 @@ class Planner:
         self._before: PlanProvenance | None = None
         self._times = ChangedTimes(replanning.policy)
         self._links = ChangedTimes(replanning.policy)
+        self._idle: Mapping[AgentId, str] = {}
+        """Reasons why agents are used by no pool of the proposal."""
         self._guessed: frozenset[ModelKey] = frozenset()
         """The models whose chains in the proposal go by guesses, since nobody measured them."""
         self.changed: Callable[[], None] = lambda: None
@@ -280,6 +282,7 @@ class Planner:
             provenance=self.provenance,
             chains_only=chains_only,
             unable=self._unable(),
+            idle=self._idle,
         )
         self._around = wanted.unable
         # Whatever becomes of this plan, another for the same links would be the same.
@@ -339,7 +342,7 @@ class Planner:
         if built.placement != self._placement:
             self._before = self.provenance
         self._demand.planned(built.session_loads, now)
-        self._guessed = frozenset(built.guessed)
+        self._guessed, self._idle = frozenset(built.guessed), built.idle
         self._placement, self.provenance = built.placement, built.provenance
 
     def _try_again(self, now_s: float) -> None:
