@@ -202,7 +202,7 @@ def _commit(record: Record) -> str:
 def is_timed(record: Record) -> bool:
     """Returns True for a record of real processes or times, which files do not determine."""
     settings = record["settings"]
-    timed = settings.get("kind") in ("live", "overhead", "planner_scaling")
+    timed = settings.get("kind") in ("live", "live_plans", "overhead", "planner_scaling")
     return "figures" in record or "live" in settings or timed
 
 
