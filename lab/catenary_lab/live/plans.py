@@ -262,7 +262,9 @@ class _Windows:
     ended: _Answers
     progress: Progress
 
-    async def under(self, name: str, document: Mapping[str, object], seconds: float) -> PlanMeasured:
+    async def under(
+        self, name: str, document: Mapping[str, object], seconds: float
+    ) -> PlanMeasured:
         """Puts a plan in force and returns its figures."""
         await self.client.apply_plan(document)
         return await self.measured(name, seconds)
