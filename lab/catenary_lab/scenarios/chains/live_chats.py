@@ -41,7 +41,7 @@ def beside(scenario: Chats, results: Results, progress: Progress) -> Findings:
         f" generator was at most {1e3 * max(each['send_lag_p99_s'] for each in facts):.1f} ms late"
         " (p99).",
     )
-    tables = (_figures_table(scenario, facts), _accounts_table(scenario, facts))
+    tables = (_figures_table(facts), _accounts_table(scenario, facts))
     return Findings(tables, _panels(scenario, facts), notes, {"live": facts})
 
 
@@ -98,7 +98,7 @@ def _serve(run: ChatsRun, progress: Progress) -> ChatsMeasured:
     return on_processes(lambda folder: run_live(run, folder, progress))
 
 
-def _figures_table(scenario: Chats, facts: Sequence[Facts]) -> Table:
+def _figures_table(facts: Sequence[Facts]) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (_label(each), *(measure.text(each[measure.key]) for measure in MEASURES)) for each in facts
     ]
