@@ -85,8 +85,6 @@ class PlansMeasured:
     measured: tuple[PlanMeasured, ...]
     explanation: str
     """The cluster's own plan, in its own words."""
-    documents: Mapping[str, object]
-    """Documents of the plans made by hand, by their names."""
     processes: int
     wall_s: float
 
@@ -138,7 +136,6 @@ async def run_live(run: LivePlans, folder: Path, progress: Progress) -> PlansMea
             (own, *screened),
             tuple(measured),
             explanation,
-            {EVEN: split, **by_hand},
             cluster.processes,
             time.monotonic() - started,
         )
