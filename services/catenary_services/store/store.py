@@ -68,7 +68,7 @@ class ModelStore:
         self.waiting: Callable[[], None] = lambda: None
         """Called on a thread that waits for bytes, about twice a second, as long as some come."""
         self.fetched: Callable[[int], object] = lambda _: None
-        """Called with the size of each chunk that has come from a peer and is on the disk. To be set
+        """Called with the size of each chunk that came from a peer and is on the disk. To be set
         before the start."""
         self._repository = repository
         self._settings = settings
