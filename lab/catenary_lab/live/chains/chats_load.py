@@ -52,7 +52,13 @@ class ChatsLoad:
     async def send(self, client: catenary.AsyncClient, number: int, due: float) -> AnsweredChat:
         """Returns the outcome of a chat."""
         asked = self.asked[number]
-        first_ms, each_ms = self.objectives_ms or (0.0, 0.0)
+        named: catenary.GenerationOptions = {}
+        if self.objectives_ms is not None:
+            first_ms, each_ms = self.objectives_ms
+            named = {
+                "time_to_first_token_slo_ms": first_ms,
+                "time_per_output_token_slo_ms": each_ms,
+            }
         began = time.monotonic()
         stream = client.generate(
             KEY.name,
@@ -60,9 +66,8 @@ class ChatsLoad:
             stream=True,
             max_tokens=asked.answer_tokens,
             ignore_eos=True,
-            time_to_first_token_slo_ms=first_ms,
-            time_per_output_token_slo_ms=each_ms,
             timeout_s=_TIMEOUT_S,
+            **named,
         )
         problem = await problem_of(stream, asked.answer_tokens)
         response_s = time.monotonic() - due
