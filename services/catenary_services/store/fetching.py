@@ -443,7 +443,8 @@ class ContentFetcher:
             problem = f"{where} cannot be written as it is fetched: {error.strerror or error}"
             self._settle(chunk, PlanInfeasible(problem))
         else:
-            self.fetched(len(content))
+            if not chunk.done.done():  # another peer may have brought it meanwhile
+                self.fetched(len(content))
             self._settle(chunk)
 
     async def _transfer(self, peer: SourcePeer, chunk: _Chunk) -> bytearray:
