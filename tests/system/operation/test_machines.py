@@ -1,9 +1,9 @@
 """Machines with addresses of their own become one cluster, as the page says, and leave it.
 
-They are network namespaces with empty folders, on links of 1 Gbit/s, 100 and 50 Mbit/s; only the first
-one has the models, a vision model and a language model. The times until they are served are reported,
-not limited: they depend on what else the machine does. Whatever is waited for may take as long as
-anything in the cluster makes progress.
+They are network namespaces with empty folders, on links of 1 Gbit/s, 100 and 50 Mbit/s (of the first
+one our switch carries what a process can); only the first one has the models, a vision model and a
+language model. The times until they are served are reported, not limited: they depend on what else the
+machine does. Whatever is waited for may take as long as anything in the cluster makes progress.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def came(machine: TestMachine) -> int:
 
 
 def is_fetched(first: TestMachine, machine: TestMachine) -> bool:
-    """True if a machine hosts both models and fetches nothing any more."""
+    """True if a machine hosts something and fetches nothing any more."""
     done = first.run("catenary machines --json")
     found = json.loads(done.stdout) if done.returncode == 0 else []
     return any(
