@@ -32,7 +32,7 @@ def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
     family, kind = Path(scenario).parent.name, settings["kind"]
     chosen = [*settings.get("systems", []), *settings.get("policies", [])]
     ours = [e for e in chosen if isinstance(e, str) or e.get("planner", "catenary") == "catenary"]
-    if family == "scenarios" and kind != "planner_scaling":
+    if family == "scenarios" and kind not in ("planner_scaling", "live_plans"):
         used["plan_margin"] = [each.get("margin", OWN_MARGIN) for each in ours] or [OWN_MARGIN]
         if kind == "sensitivity":
             margin = Sensitivity.model_fields["margin"].default

@@ -123,6 +123,7 @@ class GatewayProcess:
         self._codecs = TextCodecs(settings.model_repository)
         self._codecs.prepare = self._prepare_model
         self._model_store = ModelStore(self._codecs.repository, self._hub, store_settings(settings))
+        self._model_store.fetched = self._metrics.fetched_bytes.inc
         for kind in self._model_store.frame_kinds:
             self._plane.results.keepers[kind] = self._model_store.on_frame
         self._authorizer = Authorizer(

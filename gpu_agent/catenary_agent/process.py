@@ -132,6 +132,7 @@ class AgentProcess:
         repository = ModelRepository(settings.model_repository)
         self._model_store = ModelStore(repository, self.hub, store_settings(settings))
         self._model_store.waiting = self.engine.steps.renew
+        self._model_store.fetched = self.metrics.fetched_bytes.inc
         self.engine.hand_frames_to(self._model_store.on_frame, self._model_store.frame_kinds)
         self._echoes = LinkEchoes(self.hub, self._tell, lambda: self._is_at_work)
         self.engine.hand_frames_to(self._echoes.on_frame, self._echoes.frame_kinds)

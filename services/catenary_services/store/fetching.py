@@ -171,6 +171,8 @@ class ContentFetcher:
         """
         self.lies = 0
         """Number of chunks whose digest was wrong."""
+        self.fetched: Callable[[int], object] = lambda _: None
+        """Called with the size of each chunk that has come from a peer and is on the disk."""
         self._hub = hub
         self._settings = settings
         self._threads = threads
@@ -441,6 +443,8 @@ class ContentFetcher:
             problem = f"{where} cannot be written as it is fetched: {error.strerror or error}"
             self._settle(chunk, PlanInfeasible(problem))
         else:
+            if not chunk.done.done():  # another peer may have brought it meanwhile
+                self.fetched(len(content))
             self._settle(chunk)
 
     async def _transfer(self, peer: SourcePeer, chunk: _Chunk) -> bytearray:

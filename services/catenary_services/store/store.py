@@ -67,6 +67,9 @@ class ModelStore:
         """Stands between a repository, of which it supplies missing files, and the peers."""
         self.waiting: Callable[[], None] = lambda: None
         """Called on a thread that waits for bytes, about twice a second, as long as some come."""
+        self.fetched: Callable[[int], object] = lambda _: None
+        """Called with the size of each chunk that came from a peer and is on the disk. To be set
+        before the start."""
         self._repository = repository
         self._settings = settings
         self._hub = hub
@@ -88,6 +91,7 @@ class ModelStore:
         """Begins to fetch and to serve, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._fetcher = ContentFetcher(self._hub, self._settings, self._threads, self._progress)
+        self._fetcher.fetched = self.fetched
         self._server = ContentServer(self._hub, self._repository, self._settings, self._threads)
 
     def on_frame(self, header: FrameHeader, frame: ReceivedFrame) -> None:

@@ -433,6 +433,9 @@ class MetricTable:
     frames_refused = counter(
         "frames_refused", "Frames of peers that were not to send them, by why.", "reason"
     )
+    fetched_bytes = counter(
+        "fetched_bytes", "Bytes of model files that came from peers as they were recorded."
+    )
 
     # Every process inside the cluster.
     invalid_messages = counter(

@@ -203,6 +203,21 @@ async def test_processes_that_share_a_folder_fetch_each_chunk_once(tmp_path: Pat
         assert served(source) <= len(content) + small
 
 
+async def test_each_byte_on_the_disk_is_counted_once_by_whoever_fetched_it(tmp_path: Path) -> None:
+    write_model(tmp_path / "source", CHUNKS)
+    counted: list[int] = []
+    async with store_world(tmp_path) as world:
+        source = await world.add("source")
+        digest = source.repository.content_digest(KEY)
+        both = [await world.add(name, "shared") for name in ("one", "two")]
+        for peer in both:
+            assert peer.store._fetcher is not None
+            peer.store._fetcher.fetched = counted.append
+        await asyncio.gather(*(peer.load(digest, ["source"]) for peer in both))
+        await both[0].load(digest, ["source"])
+        assert sum(counted) == both[0].kept().bytes_here()[0]
+
+
 async def test_a_full_disk_is_a_sentence_and_the_fetch_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,10 +32,10 @@ VOCABULARY = 256
 _HIDDEN_SIZE = 8
 """Size of hidden states, which really travel but are no part of the paper's times: as small as may
 be."""
-_SLO_NS = 3_600 * NANOSECONDS_PER_SECOND
+SLO_NS = 3_600 * NANOSECONDS_PER_SECOND
 _NS_PER_MS = 1e6
 _BYTES_PER_GB = 1e9
-_WHOLE_PROMPT = 1 << 20
+WHOLE_PROMPT = 1 << 20
 """Tokens of a chunk, so many that prompts are not cut: passes of chunks would overlap from agent to
 agent."""
 
@@ -57,38 +57,13 @@ class Emulation:
     def write_model(self, repository: ModelRepository) -> None:
         """Writes all of a model but its weights; the tokenizer knows numbers only."""
         model = self.cluster.model
-        cache_bytes = int(model.cache_gb * _BYTES_PER_GB / self.session_tokens)
-        table = DecoderTable(
-            model_hash="0" * 64,
+        write_decoder(
+            repository,
             blocks=model.blocks,
-            hidden_size=_HIDDEN_SIZE,
-            attention_heads=1,
-            key_value_heads=1,
-            head_size=_HIDDEN_SIZE,
-            vocabulary_size=VOCABULARY,
-            context_tokens=self.session_tokens,
-            end_token_ids=(0,),
             block_bytes=round(model.block_gb * _BYTES_PER_GB),
-            embedding_bytes=0,
-            head_bytes=0,
-            cache_bytes_per_token=cache_bytes,
+            cache_bytes_per_token=int(model.cache_gb * _BYTES_PER_GB / self.session_tokens),
+            session_tokens=self.session_tokens,
         )
-        repository.write_manifest(
-            ModelManifest(
-                key=KEY,
-                platform="decoder",
-                file="model.safetensors",
-                slo_ns=_SLO_NS,
-                max_batch=1,
-                float16_boundaries=False,
-                session_tokens=self.session_tokens,
-            )
-        )
-        repository.write_decoder_table(KEY, table)
-        repository.write_block_table(KEY, _blocks(model.blocks))
-        words = {str(number): number for number in range(VOCABULARY)}
-        tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
-        write_file(repository.folder(KEY) / "tokenizer.json", tokenizer.to_str())
 
     def write_agents(self, folder: Path) -> tuple[dict[str, Any], ...]:
         """Writes the times of every agent; returns its settings, see `AgentSettings`.
@@ -108,7 +83,7 @@ class Emulation:
                     "device_class": server.gpu.name,
                     "memory_bytes": round(server.gpu.memory_gb * _BYTES_PER_GB),
                     "emulated_profile": file,
-                    **({} if self.shared_device else {"prefill_chunk_tokens": _WHOLE_PROMPT}),
+                    **({} if self.shared_device else {"prefill_chunk_tokens": WHOLE_PROMPT}),
                 }
             )
         return tuple(settings)
@@ -152,9 +127,58 @@ def plan_document(composition: Composition, session_tokens: int) -> dict[str, ob
         for chain in composition.chains
     )
     placed = ModelPlacement(
-        KEY, _SLO_NS, False, (), chains=chains, hosts=hosts, session_tokens=session_tokens
+        KEY, SLO_NS, False, (), chains=chains, hosts=hosts, session_tokens=session_tokens
     )
     return placement_document(Placement((placed,)))
+
+
+def write_decoder(
+    repository: ModelRepository,
+    *,
+    blocks: int,
+    block_bytes: int,
+    cache_bytes_per_token: int,
+    session_tokens: int,
+) -> None:
+    """Writes all of a model that generates text but its weights; its tokenizer knows numbers only.
+
+    Args:
+        repository: Where to.
+        blocks: Number of blocks.
+        block_bytes: Weights of each block.
+        cache_bytes_per_token: Cache of a token in each block.
+        session_tokens: Largest number of tokens of a session.
+    """
+    table = DecoderTable(
+        model_hash="0" * 64,
+        blocks=blocks,
+        hidden_size=_HIDDEN_SIZE,
+        attention_heads=1,
+        key_value_heads=1,
+        head_size=_HIDDEN_SIZE,
+        vocabulary_size=VOCABULARY,
+        context_tokens=session_tokens,
+        end_token_ids=(0,),
+        block_bytes=block_bytes,
+        embedding_bytes=0,
+        head_bytes=0,
+        cache_bytes_per_token=cache_bytes_per_token,
+    )
+    manifest = ModelManifest(
+        key=KEY,
+        platform="decoder",
+        file="model.safetensors",
+        slo_ns=SLO_NS,
+        max_batch=1,
+        float16_boundaries=False,
+        session_tokens=session_tokens,
+    )
+    repository.write_manifest(manifest)
+    repository.write_decoder_table(KEY, table)
+    repository.write_block_table(KEY, _blocks(blocks))
+    words = {str(number): number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
+    write_file(repository.folder(KEY) / "tokenizer.json", tokenizer.to_str())
 
 
 def _blocks(count: int) -> BlockTable:

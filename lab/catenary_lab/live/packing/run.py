@@ -9,22 +9,20 @@ Greedy answers are the same with and without.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import aiohttp
-
 import catenary
+from catenary_lab.live.agent_metrics import counter_at
 from catenary_lab.live.cluster import REAL, LiveCluster
+from catenary_lab.live.models import install
 from catenary_lab.live.packing.figures import (
     Answer,
     Drained,
     LayoutMeasured,
 )
 from catenary_lab.live.packing.load import MODES, Mover, Streams, answer_of
-from catenary_lab.live.placement.run import install
 from catenary_lab.scenarios.packing.live_schema import LayoutSpec, LiveMoves
 from catenary_services.errors import Unavailable
 from catenaryd.local.local_cluster import ClusterOptions, free_port
@@ -54,6 +52,7 @@ async def run_live(run: LiveMoves, folder: Path, progress: Progress) -> list[Lay
             own / "models",
             session_tokens=run.session_tokens,
             max_batch=run.max_batch,
+            objectives=None,
         )
         serving = _Cluster(run, layout, own).serving(progress)
         async with serving as cluster, cluster.client() as client:
@@ -195,19 +194,7 @@ class _Cluster(LiveCluster):
 
     async def cache_bytes(self) -> int:
         """Returns how many bytes of caches have left agents for others so far."""
-        total = 0.0
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
-            for port in self._ports:
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                    async with session.get(f"http://127.0.0.1:{port}/metrics") as response:
-                        total += _sum_of(_CACHE_BYTES, await response.text())
-        return round(total)
-
-
-def _sum_of(metric: str, page: str) -> float:
-    """Returns a counter's value on a Prometheus page, over all its labels."""
-    lines = (line for line in page.splitlines() if line.startswith((f"{metric}{{", f"{metric} ")))
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+        return round(sum([await counter_at(port, _CACHE_BYTES) for port in self._ports]))
 
 
 def plan_document(run: LiveMoves, layout: LayoutSpec) -> dict[str, object]:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +21,7 @@ import catenary
 from catenary.types import LatencyInfo
 from catenary_lab.live.cluster import REAL, LiveCluster
 from catenary_lab.live.generator import run_load
+from catenary_lab.live.models import install
 from catenary_lab.live.placement.load import Answered, Asked, Steps
 from catenary_lab.live.placement.steps import (
     AgentsAt,
@@ -36,11 +35,8 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.models import ensure_model
 from catenaryd.local.local_cluster import ClusterOptions
 
-KEPT_MODELS = Path(".catenary") / "models"
-"""Folder in which `catenaryd up` keeps models by default, as importing one takes half a minute."""
 _POLL_S = 0.25
 _KNOWN_S = 30.0
 _WARM_UP_REQUESTS = 12
@@ -65,6 +61,7 @@ async def run_live(run: LiveSteps, folder: Path, progress: Progress) -> StepsMea
         folder / "models",
         session_tokens=run.session_tokens,
         max_batch=run.max_batch,
+        objectives=None,
     )
     async with (
         _cluster(run, folder).serving(progress) as cluster,
@@ -127,32 +124,6 @@ def _cluster(run: LiveSteps, folder: Path) -> LiveCluster:
         REAL,
         {"chain_policy": "slo", "chain_agents": 1, **run.scheduler},
     )
-
-
-def install(model: str, root: Path, *, session_tokens: int, max_batch: int) -> ModelKey:
-    """Puts a demo model into a repository of its own, where its manifest may be changed.
-
-    Args:
-        model: Name of the model.
-        root: Folder of the repository.
-        session_tokens: Largest number of tokens of a session.
-        max_batch: Largest number of sessions of an agent at a time.
-    """
-    key = ensure_model(KEPT_MODELS, model)
-    kept, own = ModelRepository(KEPT_MODELS), ModelRepository(root)
-    shutil.copytree(kept.folder(key), own.folder(key), copy_function=_link)
-    manifest = replace(
-        kept.manifest(key), session_tokens=session_tokens, max_batch=max_batch, objectives=None
-    )
-    own.write_manifest(manifest)
-    return key
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)  # files of a repository are replaced, never written to
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 async def _hold_to(

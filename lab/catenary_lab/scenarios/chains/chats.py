@@ -35,7 +35,11 @@ from catenary_simulator.placement.learned import trained
 from catenary_simulator.placement.loop import PlacementLoop, ReportDelays
 from catenary_simulator.placement.result import result_of
 from catenary_simulator.placement.serve import MODEL, agent_of
-from catenary_simulator.placement.workload import LengthPopulation, drawn_workload
+from catenary_simulator.placement.workload import (
+    LengthPopulation,
+    RequestWorkload,
+    drawn_workload,
+)
 
 Facts = dict[str, Any]
 MEASURES = (
@@ -69,10 +73,7 @@ class ChatsJob:
         """Returns the figures of the run."""
         scenario = Chats.model_validate_json(self.scenario)
         spec, news = scenario.lengths, scenario.news
-        data = None if spec.file is None else data_file(spec.file, "lengths.file")
-        learned, served = halves_of(spec, data)
-        process = parse_arrivals(scenario.arrivals)
-        work = drawn_workload(served, process, self.rate_per_s, scenario.duration_s, self.seed)
+        learned, work = drawn_chats(scenario, self.rate_per_s, self.seed)
         objectives = TokenObjectives(
             _ns(scenario.objectives.ttft_ms), _ns(scenario.objectives.atgt_ms)
         )
@@ -103,6 +104,17 @@ class ChatsJob:
         }
 
 
+def drawn_chats(
+    scenario: Chats, rate_per_s: float, seed: int
+) -> tuple[LengthPopulation, RequestWorkload]:
+    """Returns the lengths to learn from, and the chats of a run."""
+    spec = scenario.lengths
+    data = None if spec.file is None else data_file(spec.file, "lengths.file")
+    learned, served = halves_of(spec, data)
+    process = parse_arrivals(scenario.arrivals)
+    return learned, drawn_workload(served, process, rate_per_s, scenario.duration_s, seed)
+
+
 def jobs(scenario: Chats) -> Iterator[ChatsJob]:
     """Yields all runs."""
     for rate in scenario.rates_per_s:
@@ -114,10 +126,11 @@ def jobs(scenario: Chats) -> Iterator[ChatsJob]:
 def report(scenario: Chats, results: Results) -> Findings:
     """Returns a table per measure, plots and facts."""
     facts = [
-        _mean(policy, rate, named, [results[job] for job in _jobs(scenario, policy, rate, named)])
+        mean_facts(policy, rate, named, [results[job] for job in mine])
         for rate in scenario.rates_per_s
         for named in scenario.named
         for policy in scenario.policies
+        for mine in [_jobs(scenario, policy, rate, named)]
     ]
     notes = (
         f"{' and '.join(scenario.agents)}, {scenario.slots} sessions each;"
@@ -165,7 +178,7 @@ def _plan(scenario: Chats, names: list[str], learned: LengthPopulation) -> Plan:
     return Plan(PlanId("simulated"), (served,))
 
 
-def _mean(policy: str, rate: float, named: bool, runs: list[Facts]) -> Facts:
+def mean_facts(policy: str, rate: float, named: bool, runs: list[Facts]) -> Facts:
     """Returns the means of the figures of some seeds, with the names of the case."""
     figures = {
         key: None if any(run[key] is None for run in runs) else statistics.fmean(values)

@@ -6,6 +6,7 @@ from catenary_lab.scenarios.chains import (
     allocation,
     chats,
     live_chains,
+    live_chats,
     placement,
     policies,
     serve,
@@ -31,6 +32,6 @@ KIND = Kind(
         Experiment(Tuning, tuning.jobs, tuning.report),
         Experiment(Placement, placement.jobs, placement.report),
         Experiment(Allocation, allocation.jobs, allocation.report),
-        Experiment(Chats, chats.jobs, chats.report),
+        Experiment(Chats, chats.jobs, chats.report, with_live=live_chats.beside),
     ),
 )

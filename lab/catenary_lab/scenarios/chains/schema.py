@@ -10,6 +10,7 @@ from catenary_lab.scenarios.chains.schema_parts import (
     CommunicationSpec,
     FixedServer,
     GpuSpec,
+    LiveChatsSpec,
     LiveSpec,
     ModelSpec,
     PolicyName,
@@ -136,12 +137,18 @@ class Chats(Annotatable):
     news: NewsSpec = Field(
         default_factory=lambda: NewsSpec.model_validate({}), description="Delays of messages."
     )
+    live: LiveChatsSpec | None = Field(
+        None, description="With --live: serve the same on real processes, too."
+    )
 
     @model_validator(mode="after")
     def _known_agents(self) -> Chats:
         for name in self.agents:
             if name not in self.workers:
                 raise ValueError(f"agents: no kind of agents is called {name!r}")
+        kinds = [self.workers[name] for name in self.agents]
+        if self.live and len({(each.weights_gb, each.token_bytes) for each in kinds}) > 1:
+            raise ValueError("live: agents of one model have one weights_gb and token_bytes")
         return self
 
 

@@ -123,6 +123,15 @@ class LiveSpec(Closed):
     )
 
 
+class LiveChatsSpec(Closed):
+    """Settings of chats on real processes, with an emulated agent for each worker."""
+
+    dilation: Positive = Field(1.0, description="So many times slower than what they emulate.")
+    warm_up: Count = Field(
+        20, description="Chats before the others, by whose answers the scheduler learns."
+    )
+
+
 class TraceSpec(Closed):
     """Requests of an Azure LLM inference trace."""
 

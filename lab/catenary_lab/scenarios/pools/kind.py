@@ -5,6 +5,7 @@ from __future__ import annotations
 from catenary_lab.scenarios.kinds import Experiment, Kind, LiveExperiment
 from catenary_lab.scenarios.pools import (
     attainment,
+    live_plans,
     live_report,
     load_factors,
     planner_scaling,
@@ -14,6 +15,7 @@ from catenary_lab.scenarios.pools.schema import (
     FILES,
     Attainment,
     Live,
+    LivePlans,
     LoadFactors,
     PlannerScaling,
     Sensitivity,
@@ -30,5 +32,6 @@ KIND = Kind(
         Experiment(Sensitivity, sensitivity.jobs, sensitivity.report),
         Experiment(PlannerScaling, planner_scaling.jobs, planner_scaling.report, alone=True),
         LiveExperiment(Live, live_report.serve),
+        LiveExperiment(LivePlans, live_plans.serve),
     ),
 )

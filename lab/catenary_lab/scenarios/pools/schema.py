@@ -150,7 +150,30 @@ class Live(_Planned):
     runs: Count = Field(6, description="Most live runs of each seed.")
 
 
-PoolsScenario = LoadFactors | Utilisation | Attainment | Sensitivity | PlannerScaling | Live
+class LivePlans(Scenario):
+    """A cluster's own plan for unlike devices beside plans by hand; only with --live."""
+
+    kind: Literal["live_plans"]
+    model: str = Field("efficientnet-lite0", description="A demo model that is asked for rows.")
+    gpus: dict[str, Count] = Field(
+        min_length=2,
+        description="GPUs of each class, emulated from their data sheets; an agent process each.",
+    )
+    slowdown: Positive = Field(description="They are so many times slower than that.")
+    slo_ms: Positive = Field(description="Of the requests, on the wall clock.")
+    max_batch: Count = Field(16, description="Most rows of a batch, in plans by hand as well.")
+    at_once: Count = Field(description="The load: so many requests are always under way.")
+    warm_up_s: Positive = Field(10.0, description="Load before the first plan is measured.")
+    settle_s: Positive = Field(3.0, description="Load under a plan before it is measured.")
+    screening_s: Positive = Field(6.0, description="Every plan by hand is measured for so long.")
+    finalists: Count = Field(2, description="The best of them, which are measured again.")
+    rounds: Count = Field(2, description="So often, by turns with the cluster's own plan,")
+    measured_s: Positive = Field(20.0, description="and each time for so long.")
+
+
+PoolsScenario = (
+    LoadFactors | Utilisation | Attainment | Sensitivity | PlannerScaling | Live | LivePlans
+)
 FILES: ScenarioFiles[PoolsScenario] = ScenarioFiles(
     Annotated[PoolsScenario, Field(discriminator="kind")]
 )
