@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+import time
 from typing import Protocol, cast
 
 from catenary_services.control.arrival_budget import ArrivalBudget, LongMessage
@@ -53,7 +53,10 @@ class StreamHandler(Protocol):
         ...
 
     def ended(self, error: CatenaryError) -> None:
-        """Called once, when the stream is over, with the reason: the peer's or this side's own."""
+        """Called once, when the stream is over, with the reason: the peer's or this side's own.
+
+        It is called from the event loop, never from within a call of the stream.
+        """
         ...
 
 
@@ -63,17 +66,12 @@ class ControlStream(asyncio.BufferedProtocol):
     Attributes:
         closed: True once either side has ended the stream; nothing is read or written from then on.
         is_full: True while the peer reads too slowly; what is written then has to wait.
+        heard_s: Moment at which the peer last sent a byte, on `time.monotonic`.
     """
 
-    def __init__(
-        self,
-        handler: StreamHandler,
-        budget: ArrivalBudget,
-        opened: Callable[[ControlStream], None] | None = None,
-    ) -> None:
+    def __init__(self, handler: StreamHandler, budget: ArrivalBudget) -> None:
         self._handler = handler
         self._budget = budget
-        self._opened = opened
         self._transport: asyncio.Transport | None = None
         self._stage = memoryview(bytearray(_FIRST_STAGE_BYTES))
         self._end = 0
@@ -82,6 +80,7 @@ class ControlStream(asyncio.BufferedProtocol):
         self._last_write: asyncio.TimerHandle | None = None
         self.closed = False
         self.is_full = False
+        self.heard_s = time.monotonic()
 
     # ---- the connection ----
 
@@ -94,8 +93,7 @@ class ControlStream(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._opened is not None:
-            self._opened(self)
+        self.heard_s = time.monotonic()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notes that the connection is gone."""
@@ -117,6 +115,11 @@ class ControlStream(asyncio.BufferedProtocol):
     def ssl_object(self) -> object:
         """The TLS object with the certificate of the other side; None without TLS."""
         return self._transport.get_extra_info("ssl_object") if self._transport else None
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that were written and that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
 
     def trust(self) -> None:
         """Accepts packs from now on, because the peer is known."""
@@ -154,7 +157,8 @@ class ControlStream(asyncio.BufferedProtocol):
         self.closed = True
         self._long = None
         self._budget.forget(self)
-        self._handler.ended(error)
+        # Who ends a stream is often in the middle of something that its end changes.
+        asyncio.get_running_loop().call_soon(self._handler.ended, error)
 
     # ---- reading ----
 
@@ -166,6 +170,7 @@ class ControlStream(asyncio.BufferedProtocol):
         """Hands over all messages that are complete."""
         if self.closed:
             return
+        self.heard_s = time.monotonic()
         try:
             if self._long is not None:
                 self._lengthen(self._long, nbytes)

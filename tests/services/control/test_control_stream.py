@@ -56,12 +56,9 @@ async def listening(
 
     def accept() -> ControlStream:
         recorder = Recorder()
-
-        def opened(stream: ControlStream) -> None:
-            if trusts:
-                stream.trust()
-
-        stream = ControlStream(recorder, budget, opened)
+        stream = ControlStream(recorder, budget)
+        if trusts:
+            stream.trust()
         made.append((stream, recorder))
         return stream
 
@@ -98,6 +95,7 @@ def fed(chunks: list[bytes]) -> Recorder:
                 del room
                 stream.buffer_updated(taken)
                 rest = rest[taken:]
+        await asyncio.sleep(0)
         assert budget.held == 0 or recorder.error is None
         return recorder
 
@@ -161,7 +159,8 @@ async def test_who_is_not_known_sends_no_packs_and_no_long_openings() -> None:
 async def test_the_peer_is_told_why_a_stream_ends(error: CatenaryError) -> None:
     async with listening(ArrivalBudget(BUDGET_BYTES)) as (port, made):
         mine = Recorder()
-        stream = ControlStream(mine, ArrivalBudget(BUDGET_BYTES), lambda each: each.trust())
+        stream = ControlStream(mine, ArrivalBudget(BUDGET_BYTES))
+        stream.trust()
         await asyncio.get_running_loop().create_connection(lambda: stream, "127.0.0.1", port)
         await until(lambda: made)
         made[0][0].write(MessageKind.PACK, b"last words")
