@@ -16,9 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import grpc.aio
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
@@ -133,12 +132,20 @@ def check(message: Message) -> None:
         raise offence
 
 
-def parsed(kind: type[M], data: bytes) -> M:
+def parsed(kind: type[M], data: bytes, *, counted: bool = False) -> M:
     """Returns the message in bytes that a peer sent.
+
+    Args:
+        kind: The type of the message.
+        data: Its bytes.
+        counted: Whether to count the values of the message, too, before they are made.
 
     Raises:
         InvalidMessage: The bytes are no message of this type, or it breaks a rule.
     """
+    crowd = too_many(kind.DESCRIPTOR, data) if counted else None
+    if crowd is not None:
+        raise crowd
     try:
         message = kind.FromString(data)
     except DecodeError:
@@ -217,20 +224,3 @@ def checked(parse: Parse | None, *, counted: bool = False) -> Parse | None:
     if not counted:
         return read
     return lambda data: too_many(descriptor, data) or read(data)
-
-
-def checking(channel: grpc.aio.Channel) -> grpc.aio.Channel:
-    """Returns a channel for a stub with streams only, which checks what it reads from them."""
-    return cast(grpc.aio.Channel, _CheckingChannel(channel))
-
-
-class _CheckingChannel:
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-
-    def stream_stream(
-        self, method: str, request_serializer: Any, response_deserializer: Any, **others: Any
-    ) -> Any:
-        return self._channel.stream_stream(
-            method, request_serializer, checked(response_deserializer), **others
-        )
