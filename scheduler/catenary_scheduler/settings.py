@@ -12,15 +12,13 @@ from catenary_scheduler.dispatch import ChainedConfig, PooledConfig
 from catenary_scheduler.observed.stuck_agents import StuckRules
 from catenary_scheduler.packing.transfers.migration_budget import MigrationBudgetConfig
 from catenary_scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
+from catenary_services.addresses import CONTROL_APART
 from catenary_services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.errors import InvalidInput
 from catenary_services.redis.redis_client import RedisAddress
 from catenary_services.settings import ProcessSettings
-
-CONTROL_APART = 3
-"""The port of control streams is this many above the one of gRPC, where it is not set."""
 
 
 class SchedulerSettings(ProcessSettings):

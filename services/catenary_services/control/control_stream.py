@@ -146,7 +146,9 @@ class ControlStream(asyncio.BufferedProtocol):
         self._end_with(error)
 
     def abort(self) -> None:
-        """Drops the connection without a word; idempotent."""
+        """Drops the connection without a word, unless it is ending already."""
+        if self.closed:
+            return
         if self._transport is not None:
             self._transport.abort()
         self._end_with(Unavailable("the stream is over"))

@@ -8,7 +8,7 @@ which says what is wrong.
 
 What gRPC reads is checked where its bytes are at hand. A bad message is read as an
 `InvalidMessage`, which is returned, not raised, because gRPC would keep an exception of a parser to
-itself. Whoever reads the stream raises it.
+itself. Whoever gets the message raises it.
 """
 
 from __future__ import annotations

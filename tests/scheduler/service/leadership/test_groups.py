@@ -61,7 +61,7 @@ async def test_each_process_leads_its_group_and_refuses_the_other(
         for group, process in enumerate(pair):
             refused = await refusal(crowd, process.port, 1 - group)
             assert isinstance(refused, Unavailable)
-            assert f"does not lead group {1 - group}" in str(refused.details())
+            assert f"does not lead group {1 - group}" in refused.message
         nobody = await refusal(crowd, pair[0].port, 2)
         assert isinstance(nobody, InvalidInput)
 
