@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from google.protobuf.message import Message
+
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.control.control_stream import ControlStream
 from catenary_services.control.pack_writer import PackWriter
@@ -23,16 +25,8 @@ Speaks = Callable[[str], None]
 class PackOf(Protocol[Out_contra]):
     """A type of packs, e.g. `SchedulerToAgentMessages`."""
 
-    def __call__(self, *, messages: list[Out_contra]) -> SerializesPack:
+    def __call__(self, *, messages: list[Out_contra]) -> Message:
         """Returns a pack of these messages."""
-        ...
-
-
-class SerializesPack(Protocol):
-    """The part of a pack that a stream needs."""
-
-    def SerializeToString(self) -> bytes:  # noqa: N802 - named by protobuf
-        """Returns the bytes of the pack."""
         ...
 
 

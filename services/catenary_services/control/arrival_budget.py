@@ -51,7 +51,7 @@ class ArrivalBudget:
         self._sum -= self._held.pop(stream, 0)
 
 
-class LongMessage:
+class ArrivingMessage:
     """A message that is longer than what is read at once.
 
     Its memory doubles as it arrives, so that a length alone costs the reader nothing.

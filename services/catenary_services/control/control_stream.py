@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Protocol, cast
 
-from catenary_services.control.arrival_budget import ArrivalBudget, LongMessage
+from catenary_services.control.arrival_budget import ArrivalBudget, ArrivingMessage
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost, Unavailable
 from catenary_services.grpc.error_tables import error_of_exception, rpc_status
 from catenary_services.grpc.rpc_errors import error_of_status
@@ -42,7 +42,7 @@ _LIMITS = {
 
 
 class StreamHandler(Protocol):
-    """What a stream calls; an error that a method raises ends the stream, and the peer is told."""
+    """The callbacks of a stream; an error that one raises ends the stream, and the peer is told."""
 
     def received(self, kind: MessageKind, data: bytes) -> None:
         """Takes in a HELLO or a PACK."""
@@ -76,7 +76,7 @@ class ControlStream(asyncio.BufferedProtocol):
         self._stage = memoryview(bytearray(_FIRST_STAGE_BYTES))
         self._end = 0
         self._is_trusted = False
-        self._long: LongMessage | None = None
+        self._long: ArrivingMessage | None = None
         self._last_write: asyncio.TimerHandle | None = None
         self.closed = False
         self.is_full = False
@@ -227,10 +227,10 @@ class ControlStream(asyncio.BufferedProtocol):
             self._handler.received(kind, data)
 
     def _begin_long(self, kind: MessageKind, size: int, begun: memoryview) -> None:
-        self._long = LongMessage(kind, size, begun)
+        self._long = ArrivingMessage(kind, size, begun)
         self._budget.hold(self, self._long.nbytes)
 
-    def _lengthen(self, long: LongMessage, nbytes: int) -> None:
+    def _lengthen(self, long: ArrivingMessage, nbytes: int) -> None:
         before = long.nbytes
         long.arrived(nbytes)
         if long.is_complete:
