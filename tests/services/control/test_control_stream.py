@@ -30,13 +30,14 @@ class Recorder:
         self.error: CatenaryError | None = None
         self.over = asyncio.Event()
         self.react: Callable[[bytes], None] = lambda _: None
+        self.went_on = 0
 
     def received(self, kind: MessageKind, data: bytes) -> None:
         self.messages.append((kind, data))
         self.react(data)
 
     def resumed(self) -> None:
-        """Of no interest."""
+        self.went_on += 1
 
     def ended(self, error: CatenaryError) -> None:
         assert self.error is None, "ended twice"
@@ -208,3 +209,23 @@ async def test_of_many_unfinished_messages_the_longest_is_given_up() -> None:
         assert isinstance(errors[1], Overloaded)
         for writer in writers:
             writer.close()
+
+
+async def test_a_stream_is_full_until_its_peer_has_read() -> None:
+    async with listening(ArrivalBudget(BUDGET_BYTES)) as (port, made):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+        await until(lambda: made)
+        stream, recorder = made[0]
+        pack, sent = bytes(1 << 20), 0
+        while not stream.is_full:
+            stream.write(MessageKind.PACK, pack)
+            sent += len(packed(pack))
+            assert sent < 1 << 30
+            await asyncio.sleep(0)
+        assert stream.unsent_bytes > 0
+        assert recorder.went_on == 0
+        async with asyncio.timeout(60):
+            await reader.readexactly(sent)
+        await until(lambda: recorder.went_on == 1)
+        assert not stream.is_full
+        writer.close()
