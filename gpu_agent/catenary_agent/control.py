@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -281,18 +281,18 @@ class _Session:
         if kind is not MessageKind.PACK:
             raise InvalidInput("prefix.kind", f"unexpected {kind.name}")
         try:
-            messages = parsed(scheduler_pb2.SchedulerToAgentMessages, data).messages
+            pack = parsed(scheduler_pb2.SchedulerToAgentMessages, data)
         except InvalidMessage as error:
             self._link.invalid()
             _log.warning("scheduler_unbelievable", address=self.address, why=error.message)
             raise
+        orders: Iterable[scheduler_pb2.SchedulerToAgentMessage] = pack.messages
         if not self._is_greeted:
-            first, *others = messages or [scheduler_pb2.SchedulerToAgentMessage()]
+            first, *orders = pack.messages or [scheduler_pb2.SchedulerToAgentMessage()]
             self._link.greeted(first, self)
             self._is_greeted = True
-            messages = others
-        for message in messages:
-            self._link.ordered(message)
+        for order in orders:
+            self._link.ordered(order)
 
     def resumed(self) -> None:
         """Goes on writing after the scheduler has read."""

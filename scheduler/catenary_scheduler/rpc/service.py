@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
+from catenary_scheduler.agents.registry import AgentStream
 from catenary_scheduler.rpc.agent_streams import AgentStreams
+from catenary_scheduler.rpc.gateway_registry import GatewayStream
 from catenary_scheduler.rpc.gateway_streams import GatewayStreams
 from catenary_scheduler.rpc.leader_lookup import Context, LeaderLookup, group_of
 from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
@@ -105,7 +107,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         for stream in tuple(self._streams):
             stream.close(Unavailable("this scheduler ends"))
 
-    async def GetControlEndpoint(  # type: ignore[override]  # noqa: N802 - named by the protocol
+    async def GetControlEndpoint(  # noqa: N802 - named by the protocol
         self, _: scheduler_pb2.GetControlEndpointRequest, context: Context
     ) -> scheduler_pb2.GetControlEndpointResponse:
         """Returns the port of control streams, if this process leads the group."""
@@ -144,9 +146,7 @@ class _Connection:
         self._name = ""
         """The name in the certificate, or without TLS the one in the hello; empty if unknown."""
         self._identity: Identity | None = None
-        self._peer: PeerStream[scheduler_pb2.SchedulerToAgentMessage] | (
-            PeerStream[scheduler_pb2.SchedulerToGatewayMessage] | None
-        ) = None
+        self._peer: AgentStream | GatewayStream | None = None
         self._quarantine: PeerQuarantine | None = None
         self._waiting: asyncio.TimerHandle | None = None
         """The end of the wait for the hello."""
@@ -196,11 +196,13 @@ class _Connection:
         self._settled()
         self.stream.trust()
         if role is Role.AGENT:
-            agent = PeerStream(self.stream, scheduler_pb2.SchedulerToAgentMessages)
+            agent: AgentStream = PeerStream(self.stream, scheduler_pb2.SchedulerToAgentMessages)
             agent.handle = lambda data: self._leader().agent_streams.begin(agent, data, self._says)
             self._peer = agent
         else:
-            gateway = PeerStream(self.stream, scheduler_pb2.SchedulerToGatewayMessages)
+            gateway: GatewayStream = PeerStream(
+                self.stream, scheduler_pb2.SchedulerToGatewayMessages
+            )
             gateway.handle = lambda data: self._leader().gateway_streams.begin(
                 gateway, data, self._says
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -15,19 +15,10 @@ from catenary_services.rules import parsed
 from catenary_services.transport.frames import MessageKind
 
 Out = TypeVar("Out")
-Out_contra = TypeVar("Out_contra", contravariant=True)
 Pack = TypeVar("Pack", scheduler_pb2.AgentMessages, scheduler_pb2.GatewayMessages)
 
 Speaks = Callable[[str], None]
 """Raises PermissionDenied unless the opener of a stream may speak for this gateway or agent."""
-
-
-class PackOf(Protocol[Out_contra]):
-    """A type of packs, e.g. `SchedulerToAgentMessages`."""
-
-    def __call__(self, *, messages: list[Out_contra]) -> Message:
-        """Returns a pack of these messages."""
-        ...
 
 
 class PeerStream(Generic[Out]):
@@ -38,7 +29,8 @@ class PeerStream(Generic[Out]):
         left: Called once the stream is over.
     """
 
-    def __init__(self, stream: ControlStream, pack_of: PackOf[Out]) -> None:
+    def __init__(self, stream: ControlStream, pack_of: Callable[..., Message]) -> None:
+        """Sends over `stream` packs of the type `pack_of`, e.g. `SchedulerToAgentMessages`."""
         self._stream = stream
         self._pack_of = pack_of
         self._writer: PackWriter[Out] = PackWriter(self._write, self._is_full)

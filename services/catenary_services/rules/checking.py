@@ -143,14 +143,15 @@ def parsed(kind: type[M], data: bytes, *, counted: bool = False) -> M:
     Raises:
         InvalidMessage: The bytes are no message of this type, or it breaks a rule.
     """
-    crowd = too_many(kind.DESCRIPTOR, data) if counted else None
+    descriptor: Any = kind.DESCRIPTOR
+    crowd = too_many(descriptor, data) if counted else None
     if crowd is not None:
         raise crowd
     try:
         message = kind.FromString(data)
     except DecodeError:
-        raise InvalidMessage(kind.DESCRIPTOR.name, "", "cannot be read") from None
-    offence = checker_of(kind.DESCRIPTOR).offence(message, data)
+        raise InvalidMessage(descriptor.name, "", "cannot be read") from None
+    offence = checker_of(descriptor).offence(message, data)
     if offence is not None:
         raise offence
     return message
