@@ -16,7 +16,9 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 CYTHON = (
     "scheduler/catenary_scheduler/book/_native.pyx",
@@ -178,6 +180,25 @@ def build(root: Path) -> None:
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
+    class ParallelBuild(build_ext):
+        """A build whose C files are compiled side by side, those of one extension too."""
+
+        def build_extensions(self) -> None:
+            compile_files = self.compiler.compile
+
+            def compile_each(sources: list[str], *args: Any, **options: Any) -> list[str]:
+                with ThreadPoolExecutor(os.cpu_count()) as pool:
+                    made = pool.map(lambda one: compile_files([one], *args, **options), sources)
+                    return [name for names in made for name in names]
+
+            self.compiler.compile = compile_each
+            if "gcc" in Path(self.compiler.compiler[0]).name:
+                # Calls between modules are a third slower unless the linker may inline them.
+                for extension in self.extensions:
+                    extension.extra_compile_args.append("-flto=auto")
+                    extension.extra_link_args.append(f"-flto={os.cpu_count()}")
+            super().build_extensions()
+
     remove(root)
     before = Path.cwd()
     scratch = Path(tempfile.mkdtemp(prefix="catenary-native-"))
@@ -199,15 +220,15 @@ def build(root: Path) -> None:
             opt_level="3",
             debug_level="0",
             group_name=GROUP,
+            multi_file=True,
             target_dir=str(scratch / "mypyc"),
         )
-        command = build_ext(
+        command = ParallelBuild(
             Distribution({"name": GROUP, "ext_modules": extensions, "package_dir": _packages()})
         )
         command.inplace = True
         command.build_temp = str(scratch / "temp")
         command.build_lib = str(scratch / "lib")
-        command.parallel = os.cpu_count()
         command.ensure_finalized()
         command.run()
         Path(RECORD).write_text(json.dumps({"sources": digest(root)}) + "\n")

@@ -53,6 +53,15 @@ from catenary.moving import SessionInfo, SessionMove
 from catenary.recent import RecentRequest
 from catenary.rpc.connection import TlsConfig
 from catenary.rpc.machines import MachineInfo
+from catenary.rpc.plan_search import (
+    IdleGpu,
+    PlannedChain,
+    PlannedHop,
+    PlannedPipeline,
+    PlannedPool,
+    PlanOption,
+    PlanSearch,
+)
 from catenary.rpc.retry import RetryPolicy
 from catenary.text.async_text_streams import AsyncTextStream
 from catenary.text.generation import (
@@ -116,6 +125,7 @@ __all__ = [
     "GenerationOptions",
     "GenerationResult",
     "GroupInfo",
+    "IdleGpu",
     "InferRequest",
     "InferResult",
     "InternalError",
@@ -138,7 +148,13 @@ __all__ = [
     "PermissionDeniedError",
     "PlanError",
     "PlanInfeasibleError",
+    "PlanOption",
+    "PlanSearch",
     "PlanSwitch",
+    "PlannedChain",
+    "PlannedHop",
+    "PlannedPipeline",
+    "PlannedPool",
     "ProcessVersion",
     "ProtocolError",
     "QuotaExceededError",

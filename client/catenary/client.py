@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 from catenary import moving, recent, types
 from catenary.channels import Channels, each
 from catenary.errors import CatenaryError, UnavailableError
-from catenary.rpc import calls, messages
+from catenary.rpc import calls, messages, plan_search
 from catenary.rpc.attempts import RetryAttempts
 from catenary.rpc.calls import RpcCall
 from catenary.rpc.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig
 from catenary.rpc.machines import MachineInfo, machines_of
+from catenary.rpc.plan_search import PlanDemand, PlanSearch
 from catenary.rpc.retry import RetryPolicy
 from catenary.rpc.targets import Addresses, targets_of
 from catenary.tensors import Array
@@ -179,6 +180,37 @@ class Client(GeneratesText):
     def plan(self) -> types.ActivePlan:
         """Returns the plan in force (admin port)."""
         return self._run(calls.plan())
+
+    def search_plan(  # noqa: PLR0913 - the fields of one question, all but two by name
+        self,
+        model: str,
+        gpus: Mapping[str, int],
+        *,
+        version: str = "",
+        objective: str = "throughput",
+        rate_per_s: float = 0.0,
+        prompt_tokens: int = 0,
+        output_tokens: int = 0,
+        timeout_s: float | None = None,
+    ) -> PlanSearch:
+        """Returns what would serve a model on devices that need not be there (admin port).
+
+        Nothing changes in the cluster. The answer takes seconds.
+
+        Args:
+            model: A model of the repository; it need not be deployed.
+            gpus: Number of devices by class: one of the cluster, or of its catalogue, such as "L4".
+            version: Version of the model; empty for the latest.
+            objective: What decides once objectives are met: "throughput", or "gpus" for the fewest.
+            rate_per_s: Requests or sessions per second; 0 for what arrives now.
+            prompt_tokens: Mean length of prompts; 0 for that of the sessions seen.
+            output_tokens: Mean length of answers, likewise.
+            timeout_s: The longest wait.
+        """
+        demand = PlanDemand(
+            model, gpus, version, objective, rate_per_s, prompt_tokens, output_tokens
+        )
+        return self._run(plan_search.search_plan(demand, timeout_s))
 
     def apply_plan(self, document: Mapping[str, Any], *, timeout_s: float | None = None) -> str:
         """Puts a plan in force and returns its id (admin port)."""

@@ -64,9 +64,9 @@ def client_command() -> Any:
 
 
 def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields every command that is not a group, with the words by which it is called."""
+    """Yields every command that does something, with the words by which it is called."""
     children = subcommands(command)
-    if not children:
+    if not children or command.invoke_without_command:
         yield path, command
     for name, child in children.items():
         if not child.hidden:

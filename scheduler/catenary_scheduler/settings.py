@@ -124,11 +124,11 @@ class SchedulerSettings(ProcessSettings):
         description="Agents per chain of models that generate text, unless one is "
         "deployed otherwise; 0: as many as is best.",
     )
-    split_prefill_agents: int = Field(
-        default=0,
+    split_prefill_agents: int | None = Field(
+        default=None,
         ge=0,
         description="Agents of a model that generates text which only run prompts "
-        "and hand the caches to the others (split phase); 0: all do both.",
+        "and hand the caches to the others (split phase); 0: all do both; unset: as is best.",
     )
     cache_oversubscription: float = Field(
         default=1.0,

@@ -229,6 +229,27 @@ class Admin(admin_pb2_grpc.AdminServicer):
             last_switch=self.server.last_switch,
         )
 
+    def SearchPlan(self, request, context):
+        self.server.saw(context)
+        self.server.orders.append(request)
+        answer = admin_pb2.SearchPlanResponse(model=request.model, version="1", notes=["by hand"])
+        chosen = answer.options.add(
+            shape="whole replicas",
+            possible=True,
+            predicted=True,
+            throughput_per_s=120.5,
+            latency_ns=35_000_000,
+            attainment_ratio=1.0,
+            gpus=1,
+            survives=False,
+            binds="the computing time of its agents",
+        )
+        pool = chosen.pipelines.add(batch=8).stages.add(last_block=9)
+        pool.agent_ids.append("new-1")
+        answer.options.add(shape="pools", why_not="it would not survive the loss of an agent")
+        answer.idle.add(gpu="old-1", why="it is too slow")
+        return answer
+
     def ApplyPlan(self, request, context):
         self.server.saw(context)
         self.server.orders.append(json.loads(request.plan_json))

@@ -140,6 +140,12 @@ async def test_operating_the_cluster(server, connect):
     assert replanned.switch.downtime == (catenary.ModelDowntime("net", "1", 21_000_000),)
     assert (await client.plan()).last_switch == replanned.switch
     assert (await client.replan()) == catenary.Replanned("plan-6", False)
+    searched = await client.search_plan("net", {"new": 1, "old": 2}, objective="gpus", rate_per_s=9)
+    assert (searched.chosen.shape, searched.chosen.throughput_per_s) == ("whole replicas", 120.5)
+    assert searched.idle == (catenary.IdleGpu("old-1", "it is too slow"),)
+    assert server.orders[-1].objective == "gpus"
+    with pytest.raises(errors.InvalidInputError, match="gpus"):
+        await client.search_plan("net", {})
     assert await client.deploy("net", slo_ms=200, partitions=3) == "plan-5"
     assert (server.orders[-1].slo_ns, server.orders[-1].partitions) == (200_000_000, 3)
     assert await client.drain("agent-0") is True

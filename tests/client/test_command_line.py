@@ -23,6 +23,7 @@ COMMANDS = [
     ["infer"],
     ["chat"],
     ["deploy"],
+    ["plan"],
     ["plan", "show"],
     ["plan", "explain"],
     ["plan", "apply"],
@@ -58,12 +59,12 @@ def tensor_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("words", [[], ["plan"], *COMMANDS], ids=" ".join)
+@pytest.mark.parametrize("words", [[], *COMMANDS], ids=" ".join)
 def test_every_help_has_an_example(words):
     found = CliRunner().invoke(app, [*words, "--help"])
     assert found.exit_code == 0
     assert "Example: catenary" in found.output
-    if words not in ([], ["plan"]):
+    if words:
         assert all(f"--{name}" in found.output for name in ("target", "admin", "api-key", "json"))
         assert "--tls-ca" in found.output
 
@@ -240,6 +241,41 @@ def test_plans_are_shown_explained_and_applied(catenary, server, tmp_path):
     assert catenary("plan", "apply", str(tmp_path / "plan.json")).stdout == "plan-4\n"
     assert catenary("plan", "apply", "-", stdin=shown).stdout == "plan-4\n"
     assert server.orders == [{"models": [{"name": "net"}]}] * 2
+
+
+def test_what_would_serve_a_model_is_told_with_all_that_would_not(catenary, server):
+    asked = ("plan", "--model", "net", "--gpus", "new=1", "--gpus", "l4 1/2=2", "--rate", "3")
+    page = catenary(*asked).stdout
+    assert "net:1: whole replicas" in page
+    assert "does not survive the loss of any one GPU" in page
+    assert "batches of up to 8: blocks 0 to 8 on new-1" in page
+    assert "it would not survive the loss of an agent" in page
+    assert "old-1 is idle: it is too slow" in page
+    assert "Note: by hand." in page
+    request = server.orders[-1]
+    assert [(each.device_class, each.count) for each in request.gpus] == [("new", 1), ("l4 1/2", 2)]
+    assert (request.rate_per_s, request.objective) == (3.0, "throughput")
+    found = json.loads(catenary(*asked, "--json").stdout)
+    assert found["options"][0]["pipelines"][0]["stages"][0]["agent_ids"] == ["new-1"]
+    assert found["idle"] == [{"gpu": "old-1", "why": "it is too slow"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "new=1"], "--model"),
+        (["--model", "net"], "--gpus"),
+        (["--model", "net", "--gpus", "new"], "'new' is not CLASS=COUNT"),
+        (["--model", "net", "--gpus", "new=0"], "CLASS=COUNT"),
+        (["--model", "net", "--gpus", "a=1", "--gpus", "a=2"], "names a twice"),
+        (["--model", "net", "--gpus", "a=1", "--objective", "speed"], "objective"),
+        (["--json", "show"], "--json goes behind `plan show`"),
+    ],
+)
+def test_a_question_about_a_plan_that_is_none_is_bad_usage(catenary, server, words, said):
+    found = catenary("plan", *words)
+    assert (found.exit_code, server.orders) == (2, [])
+    assert said in found.stderr
 
 
 def test_planning_anew_says_what_it_cost_and_show_remembers_it(catenary):

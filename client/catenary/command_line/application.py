@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from catenary.command_line import bench, chat, infer, look, machines, operate, sessions
+from catenary.command_line import (
+    bench,
+    chat,
+    infer,
+    look,
+    machines,
+    operate,
+    plans,
+    sessions,
+)
 
 app = typer.Typer(
     name="catenary",
@@ -37,5 +46,5 @@ def _root(
     pass
 
 
-for module in (look, machines, infer, chat, sessions, operate, bench):
+for module in (look, machines, infer, chat, sessions, operate, plans, bench):
     module.register(app)

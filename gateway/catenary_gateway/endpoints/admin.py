@@ -181,6 +181,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return answer
 
     @answered
+    async def SearchPlan(  # noqa: N802
+        self, request: admin_pb2.SearchPlanRequest, context: Context
+    ) -> admin_pb2.SearchPlanResponse:
+        """Forwards a question about a plan: it changes nothing, but keeps a processor busy."""
+        answer: admin_pb2.SearchPlanResponse = await self._forward("SearchPlan", request, context)
+        return answer
+
+    @answered
     async def ApplyPlan(  # noqa: N802
         self, request: admin_pb2.ApplyPlanRequest, context: Context
     ) -> admin_pb2.ApplyPlanResponse:

@@ -43,6 +43,7 @@ class GroupsAdmin(SchedulerAdmin):
         over_all: dict[str, Callable[[Any, float | None], Awaitable[Any]]] = {
             "GetStatus": self._status,
             "GetPlan": self._plan,
+            "SearchPlan": self._search,
             "Replan": self._replan,
             "DeployModel": self._deploy,
             "ApplyPlan": self._apply,
@@ -169,10 +170,18 @@ class GroupsAdmin(SchedulerAdmin):
         return sums.joint_sessions(lists)
 
     async def _story(self, request: admin_pb2.GetStoryRequest, timeout_s: float | None) -> Any:
+        return await self._first_that_knows("GetStory", request, timeout_s)
+
+    async def _search(self, request: admin_pb2.SearchPlanRequest, timeout_s: float | None) -> Any:
+        """Asks the groups in turn: a class of devices may be known to the agents of one only."""
+        return await self._first_that_knows("SearchPlan", request, timeout_s)
+
+    async def _first_that_knows(self, method: str, request: Any, timeout_s: float | None) -> Any:
+        """Returns the first answer of a group that does not say that the request names nothing."""
         unknown: InvalidInput | None = None
         for each in self._each:
             try:
-                return await each.call("GetStory", request, timeout_s)
+                return await each.call(method, request, timeout_s)
             except (grpc.aio.AioRpcError, InvalidInput, *_NOTHING_TO_SAY) as error:
                 said = error_of_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
                 if isinstance(said, InvalidInput):

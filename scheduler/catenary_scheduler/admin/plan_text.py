@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from catenary_scheduler.planning.survival import survival_of
-from catenary_scheduler.replanning.provenance import PlanProvenance
+from catenary_scheduler.planning.survival import agents_of, survival_of
+from catenary_scheduler.replanning.provenance import HAND, PlanProvenance
 from catenary_scheduler.rollout.report import RolloutReport
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
@@ -39,11 +39,22 @@ def explain(
         lines += provenance.in_words()
     if problem:
         lines.append(f"Note: {problem}.")
+    if provenance is not None and provenance.planner == HAND:
+        lines += _unused(plan, servers)
     for model in plan.models:
         lines += ["", *_model(model), _survival(model, servers)]
     if report is not None:
         lines += ["", report.in_words()]
     return "\n".join(lines)
+
+
+def _unused(plan: Plan, agents: Iterable[AgentId]) -> list[str]:
+    """Returns a sentence on every agent that a plan from outside leaves idle."""
+    used = {agent for model in plan.models for agent in agents_of(model)}
+    return [
+        f"{agent} is idle: the plan does not name it; `catenary plan replan` has one made that may."
+        for agent in sorted(set(agents) - used)
+    ]
 
 
 def _model(model: ModelPlan) -> list[str]:

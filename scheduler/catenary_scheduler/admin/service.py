@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol, TypeVar
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_scheduler.admin import operations
 from catenary_scheduler.admin.cluster_view import ClusterView
+from catenary_scheduler.admin.plan_search import search_plan
 from catenary_scheduler.admin.plan_summary import promises_of
 from catenary_scheduler.admin.plan_text import explain
 from catenary_scheduler.admin.sessions import move_session, session_list, sessions_of, story_of
@@ -94,6 +95,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 last_switch=report.as_message() if report is not None else None,
                 promises=promises_of(view),
             )
+
+        return await self._answer(context, answer)
+
+    async def SearchPlan(  # noqa: N802
+        self, request: admin_pb2.SearchPlanRequest, context: Context
+    ) -> admin_pb2.SearchPlanResponse:
+        async def answer(leader: LeaderRuntime) -> admin_pb2.SearchPlanResponse:
+            return await search_plan(leader, request, _time_left(context))
 
         return await self._answer(context, answer)
 

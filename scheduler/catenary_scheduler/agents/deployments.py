@@ -156,22 +156,39 @@ class Deployments:
             InvalidInput: The repository's files about it are wrong, or the options do not fit it.
             ContentMismatch: Its files differ from what was recorded.
         """
-        key, manifest, table, decoder = await asyncio.to_thread(self._read, reference)
-        profile = await asyncio.to_thread(self._read_profile, key)
-        size = await asyncio.to_thread(self._size_of, key)
+        found = await self._found(reference)
+        key, table = found.manifest.key, found.table
         content = await self._content_in_time(key)
         if spec == DeploymentSpec() and key in self.ready:
             spec = self.ready[key].spec
-        if spec.packing is not None and decoder is None:
+        if spec.packing is not None and found.decoder is None:
             raise InvalidInput("packing", f"{key} does not generate text")
         if spec.max_batch < 0 or (spec.partitions or 0) > table.blocks:
             raise InvalidInput("partitions", f"{key} has {table.blocks} blocks")
-        self.ready[key] = Deployment(
-            spec, manifest, table, decoder, profile, size, self._packing, content
-        )
+        self.ready[key] = replace(found, spec=spec, content=content)
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
         return key
+
+    async def find(self, name: str, version: str) -> Deployment:
+        """Returns a deployed model, or one of the repository as it would be deployed.
+
+        Raises:
+            ModelNotFound: The model is not in the repository.
+            InvalidInput: The repository's files about it are wrong.
+        """
+        key = self.resolve(name, version)
+        if key is not None:
+            return self.ready[key]
+        return await self._found(f"{name}:{version}" if version else name)
+
+    async def _found(self, reference: str) -> Deployment:
+        """Returns a model of the repository, without the digest of its content."""
+        key, manifest, table, decoder = await asyncio.to_thread(self._read, reference)
+        profile = await asyncio.to_thread(self._read_profile, key)
+        size = await asyncio.to_thread(self._size_of, key)
+        spec = DeploymentSpec()
+        return Deployment(spec, manifest, table, decoder, profile, size, self._packing)
 
     async def refresh_profiles(self) -> None:
         """Reads the profiles again: they may have been measured since the models were deployed."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.book import Book
@@ -10,11 +12,12 @@ from catenary_scheduler.dispatch import ChainedDispatcher, CombinedDispatcher, P
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_scheduler.observed.profiles import MeasuredProfiles
-from catenary_scheduler.planning.live import PlanningRules
+from catenary_scheduler.planning.live import ChainCluster, PlanningRules
 from catenary_scheduler.replanning.agent_stability import AgentStability
-from catenary_scheduler.replanning.chain_builder import ChainBuilder
+from catenary_scheduler.replanning.chain_builder import NO_AGENTS, ChainBuilder
 from catenary_scheduler.replanning.plan_builder import PlanBuilder
 from catenary_scheduler.replanning.planner import Planner
+from catenary_scheduler.replanning.questions import PlanQuestions, QuestionRules
 from catenary_scheduler.replanning.solver import Solver
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand
 from catenary_scheduler.settings import SchedulerSettings
@@ -60,18 +63,48 @@ def planner_of(
     availability: Availability,
 ) -> Planner:
     """Returns a planner whose clock starts now."""
-    rules = PlanningRules(settings.plan_margin, settings.plan_max_partitions)
+    rules = _pool_rules(settings)
     solver = Solver(settings.plan_time_limit_s)
     chains = ChainBuilder(
         deployments,
         measured,
         solver.compose,
-        settings.chain_agents,
-        settings.split_prefill_agents,
-        settings.cache_oversubscription,
+        _chain_rules(settings),
     )
     maker = PlanBuilder(settings.planner, rules, deployments, measured, solver.solve, chains)
     stability = AgentStability(settings.settle_s, settings.replan_after_s, settings.expected_agents)
     replanning = LoadReplanning(settings.replan_policy())
     demand = SessionDemand(settings.demand_policy())
     return Planner(maker, stability, replanning, time.monotonic(), demand, availability)
+
+
+def questions_of(
+    settings: SchedulerSettings,
+    deployments: Deployments,
+    measured: MeasuredProfiles,
+    planner: Planner,
+    decision_s: Callable[[], float],
+) -> PlanQuestions:
+    """Returns what answers questions about plans by the rules that the planner keeps."""
+    return PlanQuestions(
+        deployments,
+        measured,
+        QuestionRules(_pool_rules(settings), _chain_rules(settings)),
+        Solver(settings.plan_time_limit_s).answer,
+        planner.session_load,
+        decision_s,
+    )
+
+
+def _pool_rules(settings: SchedulerSettings) -> PlanningRules:
+    return PlanningRules(settings.plan_margin, settings.plan_max_partitions)
+
+
+def _chain_rules(settings: SchedulerSettings) -> ChainCluster:
+    return replace(
+        NO_AGENTS,
+        partitions=settings.chain_agents,
+        prefill_agents=settings.split_prefill_agents,
+        oversubscription=settings.cache_oversubscription,
+        survival_first=settings.planner != "pooled",
+    )

@@ -27,7 +27,7 @@ from catenary_scheduler.inflight.not_ready_queue import NotReadyQueue
 from catenary_scheduler.inflight.session_moves import SessionMoves
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.leadership.cluster_callbacks import CallbackDeps, LeaderCallbacks
-from catenary_scheduler.leadership.factories import dispatcher_of, planner_of
+from catenary_scheduler.leadership.factories import dispatcher_of, planner_of, questions_of
 from catenary_scheduler.leadership.recovery import RestoreStep, read_state, restoring, take_over
 from catenary_scheduler.leadership.snapshot import SnapshotWriter
 from catenary_scheduler.leadership.takeover_failures import TakeoverFailures
@@ -166,6 +166,13 @@ class LeaderRuntime:
         )
         self.loop = DispatchLoop(self.dispatcher, command_sender.route, metrics)
         feed = self.loop.feed
+        self.questions = questions_of(
+            settings,
+            self.deployments,
+            self.measured,
+            self.planner,
+            lambda: self.loop.decision_ns / NANOSECONDS_PER_SECOND,
+        )
         self.watch = AvailabilityWatch(self.availability, feed)
         self.held = HeldRequests(self.waiting, self.cluster, feed, command_sender.route)
         self.queued = QueuedRequests(self.waiting, self.dispatcher.chained, self.deployments)

@@ -71,6 +71,44 @@ def replicated(
     return Placement(tuple(placed))
 
 
+def without_room(
+    models: Sequence[DeployedModel],
+    placement: Placement,
+    agents: Iterable[Agent],
+    memory_share: float = 0.9,
+) -> list[AgentId]:
+    """Returns the agents that have no room for all that a placement has them host."""
+    of_key = {model.key: model for model in models}
+    parts = {
+        (agent, placed.model, stage.first_block, stage.last_block)
+        for placed in placement.models
+        for pipeline in placed.pipelines
+        for stage in pipeline.stages
+        for agent in stage.agents
+    }
+    room = _Room(agents, memory_share)
+    for agent, key, first, last in parts:
+        room.take(agent, _size(of_key[key], first, last))
+    return sorted({agent for agent, *_ in parts if room.left(agent) < 0})
+
+
+def why_unused(models: Sequence[DeployedModel], agent: Agent, memory_share: float = 0.9) -> str:
+    """Returns in words why `replicated` gives an agent no part of any of these models."""
+    return "; ".join(_why_unused(model, agent, memory_share) for model in models)
+
+
+def _why_unused(model: DeployedModel, agent: Agent, share: float) -> str:
+    if model.partitions is not None:
+        return f"{model.key} was deployed in {model.partitions} partition(s), which others host"
+    needed, room = _size(model, 0, model.table.blocks), agent.memory_bytes * share
+    if not agent.memory_bytes or needed <= room:
+        return f"what is left of its memory is too little for {model.key}"
+    return (
+        f"{model.key} takes {needed / 1e6:,.0f} MB as a whole and it has {room / 1e6:,.0f} MB for"
+        " models; more memory, or more agents like it to share the model with, would use it"
+    )
+
+
 class _Room:
     """The free memory of each agent, in bytes; infinite if its memory is unknown."""
 

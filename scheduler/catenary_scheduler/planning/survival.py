@@ -71,6 +71,12 @@ def is_served_without(model: ModelPlan | ModelPlacement, lost: set[AgentId]) -> 
     return "mixed" in roles or {"prefill", "decode"} <= roles
 
 
+def survives_any_agent(model: ModelPlan | ModelPlacement) -> bool:
+    """Returns True if a model is served, and still is when any one of its agents is lost."""
+    agents = agents_of(model)
+    return bool(agents) and all(is_served_without(model, {agent}) for agent in agents)
+
+
 def _is_whole(hops: Iterable[ChainHop | HopPlacement], lost: set[AgentId]) -> bool:
     return all(hop.agent not in lost for hop in hops)
 

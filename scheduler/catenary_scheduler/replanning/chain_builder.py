@@ -18,18 +18,24 @@ from catenary_scheduler.planning.live import (
     explain_chains,
     joined_roles,
     placed,
-    solve_roles,
     taken_by,
 )
+from catenary_scheduler.planning.search import (
+    ChainSearch,
+    idle_reasons,
+    in_words,
+    search_chains,
+)
 from catenary_scheduler.scaling import SessionLoad
-from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
-_QUICK_AGENTS = 40
-"""Composing for so many agents takes some 20 ms: less than starting a process would."""
+NO_AGENTS = ChainCluster((), (), {}, {}, Placement(()))
+_QUICK_AGENTS = 6
+"""Searching for so many agents takes some 40 ms: less than starting a process would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,12 @@ class ComposedChains:
 
     answers: tuple[tuple[ChainJob, Composition], ...] = ()
     problems: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    """Sentences on what was chosen and what else was there."""
+    idle: Mapping[AgentId, tuple[str, ...]] = field(default_factory=dict)
+    """Reasons why an agent is on no chain of a model, a model each."""
+    guessed: tuple[ModelKey, ...] = ()
+    """Models whose chains go by guesses, since no agent has measured them."""
 
 
 ComposeCluster = Callable[[ChainCluster], Awaitable[ComposedChains]]
@@ -64,6 +76,10 @@ class BuiltChains:
     """Sentences about the chains, for people."""
     problems: tuple[str, ...] = ()
     """Reasons why other models have no chains."""
+    idle: Mapping[AgentId, tuple[str, ...]] = field(default_factory=dict)
+    """Reasons why an agent is on no chain of a model, a model each."""
+    guessed: tuple[ModelKey, ...] = ()
+    """Models whose chains go by guesses, since no agent has measured them."""
     loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
     """The loads that the chains were composed for."""
 
@@ -75,9 +91,7 @@ class ChainBuilder:
         deployments: The deployed models.
         measured: The measurements of agents.
         compose_elsewhere: Composes the chains of a cluster in another process.
-        partitions: Agents per chain where the deployment names no number; 0: as many as is best.
-        prefill_agents: Agents of a model that only run prompts for the others; 0: all do both.
-        oversubscription: Slots per session of full length that fits into memory.
+        rules: An empty cluster, with what an operator asked of all chains.
     """
 
     def __init__(
@@ -85,20 +99,27 @@ class ChainBuilder:
         deployments: Deployments,
         measured: MeasuredProfiles,
         compose_elsewhere: ComposeCluster,
-        partitions: int = 0,
-        prefill_agents: int = 0,
-        oversubscription: float = 1.0,
+        rules: ChainCluster = NO_AGENTS,
     ) -> None:
         self._deployments = deployments
         self._measured = measured
         self._compose_elsewhere = compose_elsewhere
-        self._partitions = partitions
-        self._prefill_agents = prefill_agents
-        self._oversubscription = oversubscription
+        self._rules = rules
 
     def is_quick(self, agents: Sequence[Agent]) -> bool:
         """True if `make_now` is fast enough to be called on the event loop."""
         return len(agents) <= _QUICK_AGENTS
+
+    def is_measured(self, model: ModelPlacement) -> bool:
+        """True if every agent on the chains of a model has measured what it hosts of it."""
+        costs = self._measured.generation()
+        places = [
+            (host.agent, PartitionKey(model.model, host.first_block, host.last_block))
+            for host in model.hosts
+        ]
+        # Agents without room for a session measure nothing and report 0.
+        known = [costs[place].decode(1) for place in places if place in costs]
+        return len(known) == len(places) and any(step_ns > 0 for step_ns in known)
 
     def make_now(self, request: ChainRequest, pooled: Placement) -> BuiltChains:
         """Returns the chains that fit beside the placement of pooled models."""
@@ -124,39 +145,51 @@ class ChainBuilder:
             load = request.loads.get(model.key, SessionLoad())
             shape = SessionShape(load.prompt_tokens, load.output_tokens)
             loads.append(ChainLoad(model, load.rate_per_s, shape))
-        return ChainCluster(
+        return replace(
+            self._rules,
             agents=request.agents,
             loads=tuple(loads),
             taken_bytes=taken_by(pooled, weights),
             measured=self._measured.generation(),
             present=request.present,
-            partitions=self._partitions,
-            prefill_agents=self._prefill_agents,
-            oversubscription=self._oversubscription,
         )
 
 
 def compose_cluster(cluster: ChainCluster) -> ComposedChains:
-    """Returns the chains of every model for which there is room.
+    """Returns the chains of every model for which there is room, as one search finds them.
 
     Models that do not fit are left out one by one, the largest first; the others share the memory.
     """
     loads = list(cluster.loads)
     problems: list[str] = []
     while loads:
-        answers: list[tuple[ChainJob, Composition]] = []
+        found: list[ChainSearch] = []
         failed = {}
         for job in chain_jobs(replace(cluster, loads=tuple(loads))):
             try:
-                answers += solve_roles(job, compose)
+                found.append(search_chains(job, cluster, compose))
             except PlanInfeasible as error:
                 failed[job.load.deployed.key] = (job.model_bytes, error.message)
         if not failed:
-            return ComposedChains(tuple(answers), tuple(problems))
+            return _composed(found, problems)
         largest = max(failed, key=lambda key: failed[key][0])
         problems.append(failed[largest][1])
         loads = [load for load in loads if load.deployed.key != largest]
     return ComposedChains((), tuple(problems))
+
+
+def _composed(found: Sequence[ChainSearch], problems: Sequence[str]) -> ComposedChains:
+    idle: dict[AgentId, tuple[str, ...]] = {}
+    for search in found:
+        for agent, why in idle_reasons(search).items():
+            idle[agent] = (*idle.get(agent, ()), why)
+    return ComposedChains(
+        tuple(answer for search in found for answer in search.chosen.shape.answers),
+        tuple(problems),
+        tuple(line for search in found for line in in_words(search)),
+        idle,
+        tuple(s.job.load.deployed.key for s in found if s.chosen.figures is None),
+    )
 
 
 def compose(task: ChainTask, previous: Composition | None) -> Composition:
@@ -173,5 +206,13 @@ def _built(request: ChainRequest, composed: ComposedChains) -> BuiltChains:
     for problem in composed.problems:
         _log.warning("no_chains", error=problem)
     lines = [line for answer in composed.answers for line in explain_chains(*answer)]
+    lines += composed.lines
     models = joined_roles(placed(*answer) for answer in composed.answers)
-    return BuiltChains(models, tuple(lines), composed.problems, request.loads)
+    return BuiltChains(
+        models,
+        tuple(lines),
+        composed.problems,
+        composed.idle,
+        composed.guessed,
+        request.loads,
+    )

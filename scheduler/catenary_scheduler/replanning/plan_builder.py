@@ -8,8 +8,10 @@ from typing import Literal
 
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.observed.profiles import MeasuredProfiles
-from catenary_scheduler.planning import DeployedModel, Placement, replicated
+from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, replicated
 from catenary_scheduler.planning.live import Hosted, PlanningRules
+from catenary_scheduler.planning.replicas import why_unused
+from catenary_scheduler.planning.survival import agents_of
 from catenary_scheduler.replanning.chain_builder import BuiltChains, ChainBuilder, ChainRequest
 from catenary_scheduler.replanning.pooled_builder import (
     Corrections,
@@ -90,6 +92,10 @@ class BuiltPlan:
     """Load that its pools take; 0 if nobody compared it with the plan in force."""
     present_rps: float = 0.0
     """Load that the pools of the plan in force take by the same times; 0 if unknown."""
+    idle: Mapping[AgentId, str] = field(default_factory=dict)
+    """Reason why an agent is used by no pool, where the pooled planner knows one."""
+    guessed: tuple[ModelKey, ...] = ()
+    """Models whose chains go by guesses, since no agent has measured them."""
 
 
 class PlanBuilder:
@@ -116,6 +122,10 @@ class PlanBuilder:
         """Returns what measurements make of the times of pooled models now."""
         return {} if self.mode == "even" or not agents else self._pooled.corrections(models, agents)
 
+    def is_measured(self, model: ModelPlacement) -> bool:
+        """True if every agent on the chains of a model has measured what it hosts of it."""
+        return self._chains is not None and self._chains.is_measured(model)
+
     def is_immediate(self, request: PlanRequest) -> bool:
         """True if `make_now` makes the wanted plan, and quickly."""
         if request.generating and self._chains and not self._chains.is_quick(request.agents):
@@ -134,8 +144,9 @@ class PlanBuilder:
         """
         built = self._kept(request) if request.chains_only else self._simple(request)
         if self._chains is None or not request.generating:
-            return built
-        return _joined(built, self._chains.make_now(_chain_request(request), built.placement))
+            return _finished(request, built, BuiltChains())
+        chains = self._chains.make_now(_chain_request(request), built.placement)
+        return _finished(request, built, chains)
 
     def _simple(self, request: PlanRequest) -> BuiltPlan:
         if self.mode != "even" and request.others.models and not self._why_split(request):
@@ -155,7 +166,7 @@ class PlanBuilder:
         models = request.others.models
         if not models:
             return BuiltPlan(Placement(()), PlanProvenance(CHAINS, request.cause))
-        share = _SHARE_BESIDE_CHAINS if request.generating else _SHARE_ALONE
+        share = _memory_share(request)
         placement = replicated(models, request.agents, memory_share=share, able=request.able)
         return BuiltPlan(placement, PlanProvenance(EVEN, request.cause, fallback), has_failed)
 
@@ -177,8 +188,9 @@ class PlanBuilder:
         else:
             built = await self._pooled_or_even(request)
         if self._chains is None or not request.generating:
-            return built
-        return _joined(built, await self._chains.make(_chain_request(request), built.placement))
+            return _finished(request, built, BuiltChains())
+        chains = await self._chains.make(_chain_request(request), built.placement)
+        return _finished(request, built, chains)
 
     def _kept(self, request: PlanRequest) -> BuiltPlan:
         """Returns the previous proposal for the models that do not generate text."""
@@ -214,7 +226,6 @@ class PlanBuilder:
 
     def _pooled_request(self, request: PlanRequest) -> PooledRequest:
         others = request.others
-        share = _SHARE_BESIDE_CHAINS if request.generating else _SHARE_ALONE
         return PooledRequest(
             request.cause,
             others.models,
@@ -222,7 +233,7 @@ class PlanBuilder:
             request.able,
             request.shares,
             request.hosted,
-            share,
+            _memory_share(request),
             request.present,
         )
 
@@ -240,6 +251,7 @@ class PlanBuilder:
             corrections=built.corrections,
             objective_rps=built.objective_rps,
             present_rps=built.present_rps,
+            idle=built.idle,
         )
 
 
@@ -248,12 +260,45 @@ def _chain_request(request: PlanRequest) -> ChainRequest:
     return ChainRequest(request.generating, agents, request.session_loads, request.present)
 
 
-def _joined(built: BuiltPlan, chains: BuiltChains) -> BuiltPlan:
-    """Returns one plan of pooled models and of models with chains."""
+def _finished(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> BuiltPlan:
+    """Returns one plan of pooled models and of models with chains, with who is idle in it."""
+    idle = _idle_in_words(request, built, chains)
     return replace(
         built,
         placement=Placement((*built.placement.models, *chains.models)),
-        provenance=replace(built.provenance, chain_lines=chains.lines),
+        provenance=replace(built.provenance, chain_lines=chains.lines, idle=idle),
         problem="; ".join(chains.problems),
         session_loads=chains.loads,
+        guessed=chains.guessed,
     )
+
+
+def _idle_in_words(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> tuple[str, ...]:
+    """Returns sentences on the agents that no model uses, one for all with the same reasons."""
+    in_pools = {agent for model in built.placement.models for agent in agents_of(model)}
+    used = in_pools - built.idle.keys()
+    used |= {agent for model in chains.models for agent in agents_of(model)}
+    by_reason: dict[str, list[AgentId]] = {}
+    for agent in request.agents:
+        if agent.agent_id not in used:
+            why = _why_idle(request, agent, built, chains)
+            by_reason.setdefault(why, []).append(agent.agent_id)
+    return tuple(
+        f"{', '.join(agents)} {'is' if len(agents) == 1 else 'are'} idle: {why}."
+        for why, agents in sorted(by_reason.items())
+    )
+
+
+def _why_idle(request: PlanRequest, agent: Agent, built: BuiltPlan, chains: BuiltChains) -> str:
+    name, others = agent.agent_id, request.others.models
+    unable = [str(m.key) for m in request.models if name in request.unable.get(m.key, ())]
+    found = [f"it could not load a part of {', '.join(unable)}"] if unable else []
+    if name in built.idle:
+        found.append(built.idle[name])
+    elif others and not unable:
+        found.append(why_unused(others, agent, _memory_share(request)))
+    return "; ".join((*found, *chains.idle.get(name, ())))
+
+
+def _memory_share(request: PlanRequest) -> float:
+    return _SHARE_BESIDE_CHAINS if request.generating else _SHARE_ALONE

@@ -19,7 +19,7 @@ from catenary_scheduler.replanning.agent_stability import AgentStability, eligib
 from catenary_scheduler.replanning.changed_times import ChangedTimes
 from catenary_scheduler.replanning.plan_builder import BuiltPlan, PlanBuilder, PlanRequest, Unable
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
-from catenary_scheduler.scaling import LoadReplanning, SessionDemand, objective_at
+from catenary_scheduler.scaling import LoadReplanning, SessionDemand, SessionLoad, objective_at
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.storage.journal import Fields
 from catenary_scheduler.storage.keys import RedisTable
@@ -78,6 +78,8 @@ class Planner:
         self._retry_s = _FIRST_RETRY_S
         self._before: PlanProvenance | None = None
         self._times = ChangedTimes(replanning.policy)
+        self._guessed: frozenset[ModelKey] = frozenset()
+        """The models whose chains in the proposal go by guesses, since nobody measured them."""
         self.changed: Callable[[], None] = lambda: None
         """Called when a plan was made beside the event loop."""
         self.provenance: PlanProvenance | None = None
@@ -111,8 +113,12 @@ class Planner:
 
     def session_shape(self, model: ModelKey) -> SessionShape:
         """Returns the mean lengths of a model's prompts and answers."""
-        load = self._demand.load(model, now_ns())
+        load = self.session_load(model)
         return SessionShape(load.prompt_tokens, load.output_tokens)
+
+    def session_load(self, model: ModelKey) -> SessionLoad:
+        """Returns the load of a model for which its chains would be composed now."""
+        return self._demand.load(model, now_ns())
 
     def planned_rate(self, model: ModelKey) -> float:
         """Returns the sessions per second that chains of a model were composed for, or will be."""
@@ -202,7 +208,9 @@ class Planner:
             cause := self.load.decide(_ns(now_s)) or self._changed_times(registry, _ns(now_s))
         ):
             self._plan(cause, registry, now_s, if_better=True)
-        elif not self.is_thinking and (cause := self._demand.decide(_ns(now_s))):
+        elif not self.is_thinking and (
+            cause := self._first_measured() or self._demand.decide(_ns(now_s))
+        ):
             self._plan(cause, registry, now_s, chains_only=True)
         return self._kept(registry)
 
@@ -212,6 +220,20 @@ class Planner:
             return ""
         agents = tuple(registry[a].agent for a in sorted(self._agents) if a in registry)
         return self._times.decide(self._maker.corrections(self._models, agents), now)
+
+    def _first_measured(self) -> str:
+        """Returns in words which chains were measured for the first time; empty if none were."""
+        if self._placement is None or not self._guessed:
+            return ""
+        known = [
+            str(model.model)
+            for model in self._placement.models
+            if model.model in self._guessed and self._maker.is_measured(model)
+        ]
+        if not known:
+            return ""
+        self._guessed = frozenset()  # asked for once, whatever comes of it
+        return f"agents have measured {', '.join(known)} for the first time"
 
     def _plan(
         self,
@@ -300,6 +322,7 @@ class Planner:
         if built.placement != self._placement:
             self._before = self.provenance
         self._demand.planned(built.session_loads, now)
+        self._guessed = frozenset(built.guessed)
         self._placement, self.provenance = built.placement, built.provenance
 
     def _try_again(self, now_s: float) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.observed.profiles import MeasuredProfiles
-from catenary_scheduler.planning import DeployedModel, Placement, replicated
+from catenary_scheduler.planning import DeployedModel, Placement, even_split, replicated
 from catenary_scheduler.planning.live import (
     Hosted,
     LiveCluster,
@@ -26,6 +26,7 @@ from catenary_scheduler.planning.live import (
     pooling_problem,
 )
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
+from catenary_scheduler.planning.replicas import without_room
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.replanning.solver import SolverResult
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -33,7 +34,7 @@ from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
 if TYPE_CHECKING:
-    from catenary_scheduler.planning.comparing import Candidate, PlacementThroughput
+    from catenary_scheduler.planning.comparing import PlacementThroughput
 
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 Corrections = Mapping[tuple[ModelKey, str], float]
@@ -68,6 +69,8 @@ class PooledBuilt:
     present_rps: float
     """Load that the present placement takes by the same times; 0 if it does not serve every
     model."""
+    idle: Mapping[AgentId, str] = field(default_factory=dict)
+    """Reason why an agent is used by no pipeline that keeps its objective."""
 
 
 class PooledBuilder:
@@ -161,7 +164,8 @@ class PooledBuilder:
         from catenary_scheduler.planning import comparing
 
         groups = {a.agent_id: group.name for group in cluster.groups for a in group.agents}
-        chosen = comparing.candidate(problem, whole, groups)
+        options = {"whole replicas": comparing.candidate(problem, whole, groups)}
+        chosen = options["whole replicas"]
         lines = _whole_in_words(problem, chosen.promise)
         remarks: list[str] = []
         if solution is not None:
@@ -169,19 +173,26 @@ class PooledBuilder:
                 (solution.problem, solution.plan), request.models, cluster.groups, request.hosted
             )
             placed = comparing.with_idle_agents(placed, whole, idle)
-            pooled = comparing.candidate(problem, placed, groups)
+            pooled = options["pools"] = comparing.candidate(problem, placed, groups)
             best = comparing.better(chosen, pooled, survival_first=self._survival_first)
             if best is pooled:
                 lines = solution.lines
-            else:
-                remarks += _why_whole(chosen, pooled)
             chosen = best
         elif chosen.promise.objective <= 0.0:
             raise PlanInfeasible(why)
         else:
             remarks.append(f"no pooled plan was found: {why}")
-        idle_why = comparing.idle_reasons(problem, chosen.promise.in_time, groups)
-        remarks += [*self._origins(request), *comparing.idle_in_words(idle_why)]
+        split = even_split(request.models, request.agents)
+        if not without_room(request.models, split, request.agents, request.memory_share):
+            options["an even split"] = comparing.candidate(problem, split, groups)
+        remarks += [
+            f"{name} would take {other.promise.objective:.1f} requests/s in all where"
+            f" {chosen.promise.objective:.1f} are taken: "
+            + comparing.why_not(chosen, other, survival_first=self._survival_first)
+            for name, other in options.items()
+            if other.placement != chosen.placement
+        ]
+        remarks += self._origins(request)
         provenance = _promised(request, chosen.promise, lines, _notes(remarks))
         if solution is not None and lines is solution.lines:
             provenance = replace(provenance, binding=solution.plan.binding)
@@ -192,7 +203,8 @@ class PooledBuilder:
             ).objective
         found = corrections(cluster.profiled, cluster.groups, cluster.measured)
         objective = chosen.promise.objective
-        return PooledBuilt(chosen.placement, provenance, found, objective, present)
+        idle_why = comparing.idle_reasons(problem, chosen.promise.in_time, groups)
+        return PooledBuilt(chosen.placement, provenance, found, objective, present, idle_why)
 
     def _origins(self, request: PooledRequest) -> list[str]:
         cluster = self._cluster(request.models, request.agents, {}, 1.0)
@@ -267,19 +279,6 @@ def _whole_in_words(problem: PoolingProblem, promise: PlacementThroughput) -> tu
             for model in problem.models
         ),
     )
-
-
-def _why_whole(whole: Candidate, pooled: Candidate) -> list[str]:
-    """Returns why whole models were preferred to a pooled plan that serves more."""
-    ours, theirs = whole.promise.objective, pooled.promise.objective
-    if theirs <= ours:
-        return []
-    if whole.fragile_models == pooled.fragile_models:
-        return [f"pools would serve {theirs / ours - 1:.1%} more, too little to cut models for"]
-    return [
-        f"pools would serve {theirs / ours - 1:.0%} more, but not survive the loss of an agent that"
-        " this plan survives; the setting planner=pooled takes them"
-    ]
 
 
 def _promised(

@@ -39,18 +39,21 @@ class PlanProvenance:
     it."""
     binding: tuple[str, ...] = ()
     """Constraints that keep the pooled planner from promising more."""
+    idle: tuple[str, ...] = ()
+    """A sentence on every agent that the plan leaves idle."""
 
     def in_words(self) -> list[str]:
         """Returns one sentence per line."""
         if self.planner == HAND:
             return [f"It was given from outside: {self.cause}."]
         if self.planner == CHAINS:
-            return [f"The chain planner made it because {self.cause}.", *self.chain_lines]
+            made = f"The chain planner made it because {self.cause}."
+            return [made, *self.chain_lines, *self.idle]
         if self.planner == EVEN:
             said = [f"It replicates whole models where memory allows, made because {self.cause}."]
             if self.fallback:
                 said.append(f"The pooled planner was not used: {self.fallback}.")
-            return [*said, *self.remarks, *self.chain_lines]
+            return [*said, *self.remarks, *self.chain_lines, *self.idle]
         shares = ", ".join(f"{model} {share:.0%}" for model, share in sorted(self.shares.items()))
         return [
             f"The pooled planner made it because {self.cause}.",
@@ -58,6 +61,7 @@ class PlanProvenance:
             *self.lines,
             *self.remarks,
             *self.chain_lines,
+            *self.idle,
         ]
 
     def stored(self) -> StoredProvenance:

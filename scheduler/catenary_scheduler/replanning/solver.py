@@ -1,8 +1,9 @@
 """Solves planning tasks in a process of its own, so that no request waits for it.
 
-The process gets a pickled `SolverTask` or `ChainCluster` on standard input and answers with a
-pickled `SolverResult`, `ComposedChains` or `Infeasible`; both ends are this program. It runs at low
-priority and is killed when it takes too long; a crash costs a plan and nothing else.
+The process gets a pickled `SolverTask`, `ChainCluster` or `QuestionTask` on standard input and
+answers with a pickled `SolverResult`, `ComposedChains`, `PlanAnswer` or `Infeasible`; both ends are
+this program. It runs at low priority and is killed when it takes too long; a crash costs a plan and
+nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 
 from catenary_scheduler.planning.live import ChainCluster
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_scheduler.planning.search import PlanAnswer
+from catenary_scheduler.planning.search.question import PlanQuestion
 from catenary_scheduler.replanning.chain_builder import ComposedChains
 from catenary_services.errors import InternalError, PlanInfeasible, Unavailable
 from catenary_services.log import get_logger
@@ -41,6 +44,14 @@ class SolverResult:
     problem: PoolingProblem
     plan: PooledPlan
     lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionTask:
+    """Input of the process for a question about a plan that nobody puts in force."""
+
+    question: PlanQuestion
+    time_limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +98,24 @@ class Solver:
             raise InternalError("the solver answered something else than chains")
         return answer
 
-    async def _ask(self, question: SolverTask | ChainCluster) -> object:
+    async def answer(self, question: PlanQuestion, most_s: float) -> PlanAnswer:
+        """Returns the answer to a question within the limit, and within `most_s` seconds.
+
+        Raises:
+            PlanInfeasible: There is no plan.
+            Unavailable: It was not found in time.
+            InternalError: The process crashed.
+        """
+        limit_s = min(self._time_limit_s, most_s)
+        answer = await self._ask(QuestionTask(question, limit_s), limit_s)
+        if not isinstance(answer, PlanAnswer):
+            raise InternalError("the solver answered something else than options")
+        return answer
+
+    async def _ask(
+        self, question: SolverTask | ChainCluster | QuestionTask, limit_s: float | None = None
+    ) -> object:
+        limit_s = self._time_limit_s if limit_s is None else limit_s
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -99,9 +127,9 @@ class Solver:
         )
         talking = asyncio.ensure_future(process.communicate(pickle.dumps(question)))
         try:
-            done, _ = await asyncio.wait({talking}, timeout=self._time_limit_s + _GRACE_S)
+            done, _ = await asyncio.wait({talking}, timeout=limit_s + _GRACE_S)
             if not done:
-                raise Unavailable(f"the solver found no plan within {self._time_limit_s:g} s")
+                raise Unavailable(f"the solver found no plan within {limit_s:g} s")
             output, errors = talking.result()
         finally:
             await _end(process, talking)

@@ -28,6 +28,8 @@ from catenary_services.telemetry.metrics import Metrics
 _SHORTEST_SLEEP_NS = 1_000_000
 """Shortest sleep in nanoseconds, and the resolution of the event loop's timers. A shorter sleep
 ends at once, so that the loop would turn again and again until the moment has come."""
+_DECISION_WEIGHT = 1 / 64
+"""Weight of the latest decision in the mean time of decisions."""
 _EARLY_NS = _SHORTEST_SLEEP_NS // 2
 """A moment that is at most this far away when a sleep ends has come."""
 
@@ -66,6 +68,8 @@ class DispatchLoop:
         """The latest moment the dispatcher was told of; a later event never tells it an earlier
         one."""
         self._closed = False
+        self.decision_ns = 0.0
+        """Mean time that a decision on a request took of late; 0 before the first."""
 
     def observe(
         self,
@@ -119,7 +123,11 @@ class DispatchLoop:
             _log.error("dispatcher_failed", event_kind=type(event).__name__, exc_info=True)
             self._refuse(event, now)
             return
-        self._observe_seconds((now_ns() - began) / NANOSECONDS_PER_SECOND)
+        taken_ns = now_ns() - began
+        self._observe_seconds(taken_ns / NANOSECONDS_PER_SECOND)
+        if isinstance(event, RequestArrived | SessionRequested):
+            known_ns = self.decision_ns or taken_ns
+            self.decision_ns = known_ns + _DECISION_WEIGHT * (taken_ns - known_ns)
         for command in commands:
             try:
                 self._route(command, now)

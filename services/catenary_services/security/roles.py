@@ -61,7 +61,8 @@ RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "/catenary.v1.Admin/GetTimelines": LOOK,
         "/catenary.v1.Admin/ListRequests": LOOK,
         "/catenary.v1.Admin/WatchScaling": LOOK,
-        # The same: methods that change the cluster; a gateway alone cannot drain
+        # The same: methods that change the cluster, or keep it busy; a gateway alone cannot drain
+        "/catenary.v1.Admin/SearchPlan": CHANGE,
         "/catenary.v1.Admin/ApplyPlan": CHANGE,
         "/catenary.v1.Admin/Replan": CHANGE,
         "/catenary.v1.Admin/DeployModel": CHANGE,

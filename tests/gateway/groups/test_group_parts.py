@@ -420,6 +420,29 @@ async def test_sessions_of_all_groups_are_listed_and_each_is_moved_by_its_own() 
         await both.call("GetStory", admin_pb2.GetStoryRequest(session_id=7), 1.0)
 
 
+async def test_a_question_about_a_plan_goes_to_the_group_whose_agents_know_the_devices() -> None:
+    class Knows:
+        def __init__(self, device_class: str) -> None:
+            self.device_class = device_class
+
+        async def call(
+            self, _: str, request: admin_pb2.SearchPlanRequest, timeout_s: float | None
+        ) -> admin_pb2.SearchPlanResponse:
+            if request.gpus[0].device_class != self.device_class:
+                raise InvalidInput("gpus", f"only {self.device_class} is known")
+            return admin_pb2.SearchPlanResponse(notes=[f"times of {self.device_class}"])
+
+    both = GroupsAdmin([FakeLink(), FakeLink()])  # type: ignore[list-item]
+    both._each = [Knows("new"), Knows("old")]  # type: ignore[list-item]
+    for name in "new", "old":
+        counts = [admin_pb2.GpuCount(device_class=name, count=1)]
+        answer = await both.call("SearchPlan", admin_pb2.SearchPlanRequest(gpus=counts), 1.0)
+        assert list(answer.notes) == [f"times of {name}"]
+    counts = [admin_pb2.GpuCount(device_class="odd", count=1)]
+    with pytest.raises(InvalidInput, match="only old is known"):
+        await both.call("SearchPlan", admin_pb2.SearchPlanRequest(gpus=counts), 1.0)
+
+
 def test_timelines_of_all_groups_stand_side_by_side() -> None:
     answers = {}
     for group in (1, 0):

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from catenary_scheduler.planning import (
     DeployedModel,
     Placement,
+    even_split,
     parse_placement,
     placement_document,
 )
-from catenary_scheduler.planning.replicas import replicated
+from catenary_scheduler.planning.replicas import replicated, why_unused, without_room
 from catenary_services.domain.ids import AgentId, ModelKey, ServerId
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.plan import Agent
@@ -144,3 +145,22 @@ def test_pipelines_cover_the_model_and_replicas_fit(
         for placed in placement.models:
             assert {a for p in placed.pipelines for a in p.stages[0].agents} == everyone
     assert parse_placement(placement_document(placement)) == placement
+
+
+def test_an_agent_that_gets_nothing_is_told_what_it_lacks() -> None:
+    small = agent(1, memory=GIB // 2)
+    placement = replicated([model(GIB // 4, GIB // 4)], [agent(0), small])
+    assert pools(placement) == [[(0, 2, ["a0"])]]
+    why = why_unused([model(GIB // 4, GIB // 4), model(1, name="dogs", partitions=2)], small)
+    assert "cats:1 takes 644 MB as a whole and it has 483 MB for models" in why
+    assert "dogs:1 was deployed in 2 partition(s), which others host" in why
+
+
+def test_an_agent_has_room_for_all_of_its_parts_or_not() -> None:
+    models, agents = [model(GIB // 2, GIB // 2)], [agent(0), agent(1, memory=GIB // 2)]
+    cut = even_split(models, agents)
+    assert pools(cut) == [[(0, 1, ["a0"]), (1, 2, ["a1"])]]
+    assert without_room(models, cut, agents) == ["a1"]
+    assert without_room(models, cut, [agent(0), agent(1)]) == []
+    whole = even_split(models, agents[:1])
+    assert without_room(models, whole, agents) == ["a0"]

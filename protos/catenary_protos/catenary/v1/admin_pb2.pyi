@@ -871,6 +871,222 @@ class ModelDowntime(_message.Message):
 Global___ModelDowntime: _TypeAlias = ModelDowntime  # noqa: Y015
 
 @_typing.final
+class SearchPlanRequest(_message.Message):
+    """What would serve a model on devices of some classes, which need not be there. Nothing changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    """Empty: the latest."""
+    objective: _builtins.str
+    """What decides once objectives are met: "throughput" or "gpus" (the fewest); empty: throughput."""
+    rate_per_s: _builtins.float
+    """Requests or sessions per second; 0: those that arrive now, or as many as there can be."""
+    prompt_tokens: _builtins.int
+    """Mean lengths of prompts and answers, of a model that generates text; 0: of the sessions seen."""
+    output_tokens: _builtins.int
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuCount]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        gpus: _abc.Iterable[Global___GpuCount] | None = ...,
+        objective: _builtins.str = ...,
+        rate_per_s: _builtins.float = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "model", b"model", "objective", b"objective", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "rate_per_s", b"rate_per_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchPlanRequest: _TypeAlias = SearchPlanRequest  # noqa: Y015
+
+@_typing.final
+class GpuCount(_message.Message):
+    """So many devices of one class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_CLASS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    device_class: _builtins.str
+    """A class that is here, or one of the catalogue of data sheets."""
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        device_class: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "device_class", b"device_class"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuCount: _TypeAlias = GpuCount  # noqa: Y015
+
+@_typing.final
+class SearchPlanResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    SCHEDULER_GROUPS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    scheduler_groups: _builtins.int
+    """Scheduler groups that the chosen option needs at the load; 0: no number of them is enough."""
+    @_builtins.property
+    def options(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanOption]:
+        """All that were considered: the chosen one first, then the best ones first."""
+
+    @_builtins.property
+    def idle(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdleGpu]: ...
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where the times come from, and the like."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        options: _abc.Iterable[Global___PlanOption] | None = ...,
+        idle: _abc.Iterable[Global___IdleGpu] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+        scheduler_groups: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle", b"idle", "model", b"model", "notes", b"notes", "options", b"options", "scheduler_groups", b"scheduler_groups", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchPlanResponse: _TypeAlias = SearchPlanResponse  # noqa: Y015
+
+@_typing.final
+class PlanOption(_message.Message):
+    """One way to serve a model, with what is predicted of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    WHY_NOT_FIELD_NUMBER: _builtins.int
+    POSSIBLE_FIELD_NUMBER: _builtins.int
+    PREDICTED_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_PER_S_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_NS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    ATTAINMENT_RATIO_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    SURVIVES_FIELD_NUMBER: _builtins.int
+    BINDS_FIELD_NUMBER: _builtins.int
+    PIPELINES_FIELD_NUMBER: _builtins.int
+    CHAINS_FIELD_NUMBER: _builtins.int
+    shape: _builtins.str
+    """E.g. "whole replicas", "pools", "chains of 2 agents each, cut evenly"."""
+    why_not: _builtins.str
+    """Why another one was chosen; empty for the one that was."""
+    possible: _builtins.bool
+    """False: the devices cannot serve the model in this way, and all below is empty."""
+    predicted: _builtins.bool
+    """False: nobody has measured the model, so all figures below are 0."""
+    throughput_per_s: _builtins.float
+    """Requests (rows), or sessions, per second that are sustained within the objectives."""
+    tokens_per_s: _builtins.float
+    latency_ns: _builtins.int
+    """Of a batch that never waits, or the mean one of a whole session."""
+    first_token_ns: _builtins.int
+    """Means at the load that was asked for, of a model that generates text."""
+    per_token_ns: _builtins.int
+    attainment_ratio: _builtins.float
+    """Share of the load that is served within the objectives; 1 if no load was asked for."""
+    gpus: _builtins.int
+    sessions: _builtins.int
+    """Sessions at a time, of a model that generates text."""
+    survives: _builtins.bool
+    """True if it is served within the objectives whichever single device is lost."""
+    binds: _builtins.str
+    """What keeps it from more."""
+    @_builtins.property
+    def pipelines(self) -> _containers.RepeatedCompositeFieldContainer[Global___PipelineStatus]:
+        """Where what runs, of a model served by pools or by chains."""
+
+    @_builtins.property
+    def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainStatus]: ...
+    def __init__(
+        self,
+        *,
+        shape: _builtins.str = ...,
+        why_not: _builtins.str = ...,
+        possible: _builtins.bool = ...,
+        predicted: _builtins.bool = ...,
+        throughput_per_s: _builtins.float = ...,
+        tokens_per_s: _builtins.float = ...,
+        latency_ns: _builtins.int = ...,
+        first_token_ns: _builtins.int = ...,
+        per_token_ns: _builtins.int = ...,
+        attainment_ratio: _builtins.float = ...,
+        gpus: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        survives: _builtins.bool = ...,
+        binds: _builtins.str = ...,
+        pipelines: _abc.Iterable[Global___PipelineStatus] | None = ...,
+        chains: _abc.Iterable[Global___ChainStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attainment_ratio", b"attainment_ratio", "binds", b"binds", "chains", b"chains", "first_token_ns", b"first_token_ns", "gpus", b"gpus", "latency_ns", b"latency_ns", "per_token_ns", b"per_token_ns", "pipelines", b"pipelines", "possible", b"possible", "predicted", b"predicted", "sessions", b"sessions", "shape", b"shape", "survives", b"survives", "throughput_per_s", b"throughput_per_s", "tokens_per_s", b"tokens_per_s", "why_not", b"why_not"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanOption: _TypeAlias = PlanOption  # noqa: Y015
+
+@_typing.final
+class IdleGpu(_message.Message):
+    """A device that the chosen option does not use."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    gpu: _builtins.str
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        gpu: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdleGpu: _TypeAlias = IdleGpu  # noqa: Y015
+
+@_typing.final
 class ApplyPlanRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

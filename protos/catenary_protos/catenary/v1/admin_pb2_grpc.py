@@ -44,6 +44,11 @@ class AdminStub:
                 request_serializer=catenary_dot_v1_dot_admin__pb2.GetPlanRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.GetPlanResponse.FromString,
                 _registered_method=True)
+        self.SearchPlan = channel.unary_unary(
+                '/catenary.v1.Admin/SearchPlan',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.SearchPlanRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.SearchPlanResponse.FromString,
+                _registered_method=True)
         self.ApplyPlan = channel.unary_unary(
                 '/catenary.v1.Admin/ApplyPlan',
                 request_serializer=catenary_dot_v1_dot_admin__pb2.ApplyPlanRequest.SerializeToString,
@@ -113,6 +118,13 @@ class AdminServicer:
 
     def GetPlan(self, request, context):
         """The plan in force, why it is what it is, what it promises, and the last change of plan.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SearchPlan(self, request, context):
+        """Says what would serve a model on devices that need not be there; nothing changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,6 +220,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetPlan,
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.GetPlanRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.GetPlanResponse.SerializeToString,
+            ),
+            'SearchPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.SearchPlan,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.SearchPlanRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.SearchPlanResponse.SerializeToString,
             ),
             'ApplyPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.ApplyPlan,
@@ -319,6 +336,33 @@ class Admin:
             '/catenary.v1.Admin/GetPlan',
             catenary_dot_v1_dot_admin__pb2.GetPlanRequest.SerializeToString,
             catenary_dot_v1_dot_admin__pb2.GetPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SearchPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/SearchPlan',
+            catenary_dot_v1_dot_admin__pb2.SearchPlanRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.SearchPlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class AdminStub:
     """Scheduler, agents, models, and what waits and runs, at this moment."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPlanRequest, _admin_pb2.GetPlanResponse]
     """The plan in force, why it is what it is, what it promises, and the last change of plan."""
+    SearchPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SearchPlanRequest, _admin_pb2.SearchPlanResponse]
+    """Says what would serve a model on devices that need not be there; nothing changes."""
     ApplyPlan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]
     """Puts a plan in force, which stays until Replan."""
     Replan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]
@@ -67,6 +69,8 @@ class AdminAsyncStub(AdminStub):
     """Scheduler, agents, models, and what waits and runs, at this moment."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPlanRequest, _admin_pb2.GetPlanResponse]  # type: ignore[assignment]
     """The plan in force, why it is what it is, what it promises, and the last change of plan."""
+    SearchPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.SearchPlanRequest, _admin_pb2.SearchPlanResponse]  # type: ignore[assignment]
+    """Says what would serve a model on devices that need not be there; nothing changes."""
     ApplyPlan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyPlanRequest, _admin_pb2.ApplyPlanResponse]  # type: ignore[assignment]
     """Puts a plan in force, which stays until Replan."""
     Replan: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReplanRequest, _admin_pb2.ReplanResponse]  # type: ignore[assignment]
@@ -108,6 +112,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetPlanResponse, _abc.Awaitable[_admin_pb2.GetPlanResponse]]:
         """The plan in force, why it is what it is, what it promises, and the last change of plan."""
+
+    @_abc_1.abstractmethod
+    def SearchPlan(
+        self,
+        request: _admin_pb2.SearchPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SearchPlanResponse, _abc.Awaitable[_admin_pb2.SearchPlanResponse]]:
+        """Says what would serve a model on devices that need not be there; nothing changes."""
 
     @_abc_1.abstractmethod
     def ApplyPlan(

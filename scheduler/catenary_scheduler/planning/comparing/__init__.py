@@ -9,9 +9,10 @@ from catenary_scheduler.planning.comparing.choice import (
     Candidate,
     better,
     candidate,
+    why_not,
     with_idle_agents,
 )
-from catenary_scheduler.planning.comparing.idle import idle_in_words, idle_reasons
+from catenary_scheduler.planning.comparing.idle import idle_reasons
 from catenary_scheduler.planning.comparing.promises import PlacementThroughput, promise_of
 
 __all__ = [
@@ -19,8 +20,8 @@ __all__ = [
     "PlacementThroughput",
     "better",
     "candidate",
-    "idle_in_words",
     "idle_reasons",
     "promise_of",
+    "why_not",
     "with_idle_agents",
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from catenary_scheduler.planning.comparing.promises import Groups, PlacementThroughput, promise_of
 from catenary_scheduler.planning.placement import PipelinePlacement, Placement, StagePlacement
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
-from catenary_scheduler.planning.survival import agents_of, is_served_without
+from catenary_scheduler.planning.survival import survives_any_agent
 from catenary_services.domain.ids import AgentId
 
 _SMALL_LOSS = 0.02
@@ -32,11 +32,7 @@ class Candidate:
 def candidate(problem: PoolingProblem, placement: Placement, groups: Groups) -> Candidate:
     """Returns a placement as a candidate."""
     promise = promise_of(problem, placement, groups)
-    fragile = sum(
-        any(not is_served_without(model, {agent}) for agent in agents_of(model))
-        or not model.pipelines
-        for model in promise.in_time.models
-    )
+    fragile = sum(not survives_any_agent(model) for model in promise.in_time.models)
     return Candidate(placement, promise, fragile)
 
 
@@ -48,6 +44,19 @@ def better(whole: Candidate, pooled: Candidate, *, survival_first: bool = True) 
     if survival_first and whole.fragile_models != pooled.fragile_models:
         return min(whole, pooled, key=lambda each: each.fragile_models)
     return whole if ours >= theirs * (1 - _SMALL_LOSS) else pooled
+
+
+def why_not(chosen: Candidate, other: Candidate, *, survival_first: bool = True) -> str:
+    """Returns in words why a placement was chosen and another one was not."""
+    ours, theirs = chosen.promise.objective, other.promise.objective
+    if theirs <= 0.0:
+        return "it keeps no objective"
+    if survival_first and other.fragile_models > chosen.fragile_models:
+        more = "; with planner: pooled it is taken" if theirs > ours else ""
+        return f"it would not survive the loss of an agent that the plan survives{more}"
+    if theirs > ours:
+        return f"{theirs / ours - 1.0:.1%} more is too little to cut models for"
+    return "it would serve less" if theirs < ours else "it would serve no more"
 
 
 def with_idle_agents(placement: Placement, whole: Placement, idle: Sequence[AgentId]) -> Placement:

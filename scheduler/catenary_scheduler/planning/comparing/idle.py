@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from catenary_scheduler.planning.comparing.promises import Groups
 from catenary_scheduler.planning.placement import Placement
@@ -11,7 +11,7 @@ from catenary_services.domain.ids import AgentId
 
 
 def idle_reasons(problem: PoolingProblem, in_time: Placement, groups: Groups) -> dict[AgentId, str]:
-    """Returns a sentence for every agent that no pipeline within the objectives uses.
+    """Returns the reason, in words, for every agent that no pipeline within the objectives uses.
 
     Args:
         problem: The task with the times of every class.
@@ -27,17 +27,6 @@ def idle_reasons(problem: PoolingProblem, in_time: Placement, groups: Groups) ->
     }
     reasons = {gpu.name: _reason(gpu, problem.models) for gpu in problem.classes}
     return {agent: reasons[group] for agent, group in groups.items() if agent not in used}
-
-
-def idle_in_words(reasons: Mapping[AgentId, str]) -> list[str]:
-    """Returns one statement for all agents with the same reason."""
-    by_reason: dict[str, list[AgentId]] = {}
-    for agent, reason in sorted(reasons.items()):
-        by_reason.setdefault(reason, []).append(agent)
-    return [
-        f"{', '.join(agents)} {'is' if len(agents) == 1 else 'are'} idle: {reason}"
-        for reason, agents in by_reason.items()
-    ]
 
 
 def _reason(gpu: GpuClass, models: Iterable[PooledModel]) -> str:

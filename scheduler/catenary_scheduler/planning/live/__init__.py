@@ -6,6 +6,7 @@ profiles      block times of every model on every group, corrected by agents' me
 problem       all of it as a `PoolingProblem`, or `PlanInfeasible` naming what is unknown
 place         a `PooledPlan` on the agents, with as few moves as possible
 generation    costs of a session on an agent, from measurements
+generation_estimates  the same from a data sheet, for questions
 agent_memory  memory of agents for a model, and the size that the model has on each of them
 chains        chains of agents for the models that generate text, in the memory pooled models leave
 rings         such chains where the number of agents per chain is given
@@ -19,6 +20,7 @@ from catenary_scheduler.planning.live.chains import (
     Compose,
     chain_jobs,
     explain_chains,
+    jobs_by_role,
     placed,
     solve_job,
     solve_roles,
@@ -63,6 +65,7 @@ __all__ = [
     "corrections",
     "device_groups",
     "explain_chains",
+    "jobs_by_role",
     "joined_roles",
     "origins",
     "place",

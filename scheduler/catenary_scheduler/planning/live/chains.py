@@ -66,10 +66,12 @@ class ChainCluster:
         present: The present placement, whose blocks are already loaded.
         partitions: Number of agents per chain, unless a model's deployment says otherwise; 0 lets
             the planner decide.
-        prefill_agents: Number of agents of a model that run prompts for the others; 0 if all of
-            them do both.
+        prefill_agents: Number of agents of a model that run prompts for the others, 0 if all of
+            them do both; None lets the search decide.
         oversubscription: Slots per session of full length that fits into memory. It applies if
             agents allocate cache memory as it is used and the model does not say otherwise.
+        survival_first: True if chains that survive the loss of an agent go before chains that
+            serve more.
     """
 
     agents: tuple[Agent, ...]
@@ -78,8 +80,9 @@ class ChainCluster:
     measured: GenerationTimes
     present: Placement
     partitions: int = 0
-    prefill_agents: int = 0
+    prefill_agents: int | None = None
     oversubscription: float = 1.0
+    survival_first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +134,28 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
             memories=memories,
             left_out=left_out(load.deployed, cluster.agents),
         )
-        jobs.append(replace(job, roles=_by_role(job, cluster, task, before)))
+        jobs.append(replace(job, roles=jobs_by_role(job, cluster)))
     return jobs
 
 
-def _by_role(
-    job: ChainJob, cluster: ChainCluster, whole: ChainTask, before: ModelPlacement | None
-) -> tuple[ChainJob, ...]:
+def jobs_by_role(job: ChainJob, cluster: ChainCluster) -> tuple[ChainJob, ...]:
     """Returns one job for the agents that run prompts and one for those that generate.
 
     Returns an empty tuple if roles are not divided.
     """
-    parts = divided(whole, cluster.prefill_agents, before)
-    if parts is None:
-        return ()
     shape, made = job.load.shape, []
     roles: tuple[tuple[ChainRole, SessionShape], ...] = (
         ("prefill", replace(shape, output_tokens=1.0)),
         ("decode", replace(shape, prompt_tokens=1.0)),
     )
+    before = next((m for m in cluster.present.models if m.model == job.load.deployed.key), None)
+    whole = _retimed(job.task, replace(job.load, shape=roles[0][1]), cluster)
+    parts = divided(whole, cluster.prefill_agents or 0, before)
+    if parts is None:
+        return ()
     for (role, done), servers in zip(roles, parts, strict=True):
         load = replace(job.load, shape=done)
-        costs = _costs(load, cluster)
-        task = replace(whole, servers=tuple(_timed(server, costs) for server in servers))
+        task = _retimed(replace(whole, servers=tuple(servers)), load, cluster)
         mine = of_role(before, role)
         previous = composition_of(mine, load.rate_per_s) if mine is not None else None
         made.append(replace(job, load=load, task=task, previous=previous, role=role))
@@ -252,9 +254,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     load, model = job.load, placed(job, composition)
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
-    how = (
-        f"of {job.per_chain} agents each, as asked for" if job.per_chain else f"c = {composition.c}"
-    )
+    how = f"of {job.per_chain} agents each" if job.per_chain else f"c = {composition.c}"
     kind = "" if job.role == "mixed" else f"{job.role} "
     tokens = sum(chain.cache_tokens for chain in model.chains)
     lines = [
@@ -278,11 +278,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
             f"{load.deployed.key}: agents that were there before host"
             f" {composition.moved_blocks} block(s) that they did not."
         )
-    lines += [f"{line}." for line in left_out_in_words(load.deployed, job.left_out)]
-    idle = {server.name for server in job.task.servers} - {str(h.agent) for h in model.hosts}
-    if idle:
-        lines.append(f"{load.deployed.key}: no chain uses {', '.join(sorted(idle))}.")
-    return lines
+    return [*lines, *(f"{line}." for line in left_out_in_words(load.deployed, job.left_out))]
 
 
 def taken_by(
@@ -319,6 +315,12 @@ def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMe
         cache_memory=Fraction(decoder.slot_bytes(deployed.session_tokens)),
         rate_per_s=load.rate_per_s,
     )
+
+
+def _retimed(task: ChainTask, load: ChainLoad, cluster: ChainCluster) -> ChainTask:
+    """Returns a task with the times that a load's sessions take on its servers."""
+    costs = _costs(load, cluster)
+    return replace(task, servers=tuple(_timed(server, costs) for server in task.servers))
 
 
 def _costs(load: ChainLoad, cluster: ChainCluster) -> ChainCosts:

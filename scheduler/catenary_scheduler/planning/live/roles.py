@@ -2,7 +2,7 @@
 
 The agents of a model are divided, and chains are composed from each part separately for the work of
 sessions there: a prompt and one token, or all tokens after the first. Agents keep the role they
-had. Otherwise the fastest run prompts, because that is compute-bound.
+had. Otherwise those that are fastest at prompts run them, because that is compute-bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def divided(
     Returns None if there are too few for both.
 
     Args:
-        task: The task of the whole model.
+        task: The task of the whole model, with the times of prompts.
         prefill_agents: Number of servers that run prompts; 0 for none.
         before: The present placement of the model; None if there is none.
     """

@@ -118,6 +118,7 @@ class StoredProvenance(Struct, frozen=True):
     chain_lines: tuple[Text, ...] = ()
     latency_ns: tuple[StoredFigure, ...] = ()
     binding: tuple[Text, ...] = ()
+    idle: tuple[Text, ...] = ()
 
 
 class StoredDowntime(Struct, frozen=True, array_like=True):

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from catenary_agent.decoders.sampling.choosing import TokenSampler
 from catenary_agent.decoders.sampling.gumbel import (
     counters,
     exact_noise,
@@ -395,22 +394,30 @@ def test_logits_that_are_not_finite_fail_their_row_only(
     assert chosen[2] == int(logits[2].argmax())
 
 
-def test_choosing_for_eight_sessions_costs_little() -> None:
+def test_choosing_for_eight_sessions_costs_a_few_passes_over_their_logits() -> None:
     logits = logits_of(2, 8)
-    limits_ms = {"greedy": 0.8, "top_k": 3.0, "top_p": 3.0}
-    kinds: dict[str, dict[str, float]] = {
-        "greedy": {},
-        "top_k": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
-        "top_p": {"temperature": 0.8, "top_p": 0.95},
+    kinds: dict[str, tuple[float, dict[str, float]]] = {
+        "greedy": (1, {}),
+        "top_k": (6, {"temperature": 0.8, "top_k": 50, "top_p": 0.95}),
+        "top_p": (6, {"temperature": 0.8, "top_p": 0.95}),
     }
     chooser = numpy_chooser(VOCABULARY)
-    for name, values in kinds.items():
+    for name, (most_passes, values) in kinds.items():
         samplers = [sampler_of(max_tokens=10**6, **values) for _ in range(8)]
-        best_ns = min(_timed_ns(chooser, logits, samplers) for _ in range(40))
-        assert best_ns < limits_ms[name] * 1e6, f"{name}: {best_ns / 1e6:.2f} ms"
+        entries = list(enumerate(samplers))
+        passes, choices = [], []
+        for _ in range(40):  # in turns, so that both see the same machine
+            passes.append(_cpu_ns(_softmax, logits))
+            choices.append(_cpu_ns(chooser.choose, logits, entries, range(len(entries))))
+        assert min(choices) < most_passes * min(passes), (name, min(choices), min(passes))
 
 
-def _timed_ns(chooser: TokenSampler, logits: np.ndarray, samplers: list[SessionSampler]) -> int:
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _cpu_ns(work: Callable[..., object], *arguments: object) -> int:
     before = time.process_time_ns()
-    chooser.choose(logits, list(enumerate(samplers)), range(len(samplers)))
+    work(*arguments)
     return time.process_time_ns() - before

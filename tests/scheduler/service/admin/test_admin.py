@@ -85,6 +85,19 @@ async def test_a_plan_is_applied_and_taken_back(configured: Configured, crowd: C
         assert "models[0]" in (wrong.value.details() or "")
 
 
+async def test_a_plan_given_by_hand_says_who_is_idle_in_it(
+    configured: Configured, crowd: Crowd
+) -> None:
+    async with operated(configured(expected_agents=2)) as (process, stub):
+        await crowd.serving(process.port, agents=2)
+        pool = {"batch": 2, "partitions": [{"blocks": [0, 4], "agents": ["agent-0"]}]}
+        text = json.dumps({"models": [{"name": "toy", "pipelines": [pool]}]})
+        await stub.ApplyPlan(admin_pb2.ApplyPlanRequest(plan_json=text), timeout=10)
+        answer = await stub.GetPlan(admin_pb2.GetPlanRequest())
+        assert "agent-1 is idle: the plan does not name it" in answer.explanation
+        assert "agent-0 is idle" not in answer.explanation
+
+
 async def test_a_plan_that_waits_for_an_agent_says_so(configured: Configured, crowd: Crowd) -> None:
     async with operated(configured()) as (process, stub):
         await crowd.agent(process.port, "agent-0")

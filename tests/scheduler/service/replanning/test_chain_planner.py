@@ -13,7 +13,7 @@ from catenary_scheduler.agents.registry import AgentRegistry, AgentState
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement
-from catenary_scheduler.planning.live import ChainCluster, PlanningRules
+from catenary_scheduler.planning.live import ChainCluster, GenerationCost, PlanningRules
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.replanning.agent_stability import AgentStability
@@ -29,11 +29,16 @@ from catenary_scheduler.replanning.solver import Solver, SolverResult
 from catenary_scheduler.scaling import DemandPolicy, LoadReplanning, ReplanPolicy, SessionDemand
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
 from catenary_scheduler.storage.values.stored import DeploymentSpec, StoredProvenance
-from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ServerId
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    PartitionKey,
+    ServerId,
+)
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
-from scheduler_harness import LLM, TOY, add_decoder, add_model, unconnected, until
+from scheduler_harness import LLM, MS, TOY, add_decoder, add_model, unconnected, until
 
 S = NANOSECONDS_PER_SECOND
 
@@ -59,7 +64,8 @@ class Bench:
         self.elsewhere: list[ChainCluster] = []
         policy = DemandPolicy(lasting_ns=0, interval_ns=0, time_constant_ns=60 * S)
         self.demand = SessionDemand(policy)
-        chains = ChainBuilder(deployments, MeasuredProfiles(), self.compose_elsewhere)
+        self.measured = MeasuredProfiles()
+        chains = ChainBuilder(deployments, self.measured, self.compose_elsewhere)
         maker = PlanBuilder(
             "even", PlanningRules(), deployments, MeasuredProfiles(), no_solver, chains
         )
@@ -121,6 +127,47 @@ async def test_only_the_chains_are_composed_anew_when_demand_drifts(
     assert bench.planner.answers == 2
     bench.follow(161.0)
     assert bench.planner.answers == 2  # composed for this load now
+
+
+async def test_chains_are_searched_for_anew_once_all_their_agents_have_measured_the_model(
+    deployments: Deployments,
+) -> None:
+    bench = Bench(deployments, registry("a", "b"))
+    placement = bench.follow()
+    assert placement is not None
+    assert bench.planner.provenance is not None
+    assert "nothing is measured yet" in " ".join(bench.planner.provenance.chain_lines)
+    first, *others = placement.models[1].hosts
+    cost = GenerationCost(2 * MS, MS, 10 * MS, MS)
+    for host in first, *others:
+        assert bench.follow(101.0) == placement
+        assert bench.planner.answers == 1, "some have not measured it yet"
+        key = PartitionKey(LLM, host.first_block, host.last_block)
+        bench.measured.put_generation(host.agent, key, cost)
+    assert bench.follow(102.0) == placement, "what runs is as good as any"
+    assert (bench.planner.answers, bench.planner.cause) == (
+        2,
+        "agents have measured llm:1 for the first time",
+    )
+    assert "sessions/s (" in " ".join(bench.planner.provenance.chain_lines)
+    bench.follow(103.0)
+    assert bench.planner.answers == 2
+
+
+async def test_every_agent_that_no_model_uses_is_told_why(deployments: Deployments) -> None:
+    agents = registry("a", "b", "tiny")
+    tiny = agents[AgentId("tiny")]
+    tiny.agent = replace(tiny.agent, memory_bytes=20)
+    del deployments.ready[TOY]  # which is so small that it fits anywhere
+    bench = Bench(deployments, agents)
+    bench.follow()
+    assert bench.planner.provenance is not None
+    (idle,) = bench.planner.provenance.idle
+    assert idle.startswith("tiny is idle: ")
+    assert "of llm:1, one block with the cache of a session takes" in idle
+    assert idle in bench.planner.provenance.in_words()
+    told = PlanProvenance.of(bench.planner.provenance.stored())
+    assert told.idle == (idle,)
 
 
 async def test_a_given_length_of_chains_is_a_reason_to_plan(

@@ -119,6 +119,7 @@ async def test_with_profiles_the_plan_is_pooled_and_says_what_it_promises(
             "The pooled planner made it because l4-0, p4-0, p4-1 came and toy:1 was deployed",
             "requests/s",
             "Note: times of toy:1 on p4 are estimates: a test.",
+            "Note: an even split would take",
         ):
             assert said in answer.explanation
         await gateway.submit(1)

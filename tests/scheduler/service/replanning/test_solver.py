@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from catenary_scheduler.planning import Placement
+from catenary_scheduler.planning.live import ChainCluster
 from catenary_scheduler.planning.pooled.problem import GpuClass, PooledModel, PoolingProblem
+from catenary_scheduler.planning.search import SearchOrder
+from catenary_scheduler.planning.search.question import ChainQuestion
 from catenary_scheduler.replanning import solver as solver_module
 from catenary_scheduler.replanning.solver import Solver
+from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InternalError, PlanInfeasible, Unavailable
+from scheduling_cases.sized_decoders import sized_agent, sized_load, sized_model
 
 
 def problem(slo_us: float = 100_000.0) -> PoolingProblem:
@@ -32,6 +39,19 @@ async def test_it_answers_with_a_plan_and_the_time_batches_take_to_fill() -> Non
 async def test_an_impossible_task_names_its_model() -> None:
     with pytest.raises(PlanInfeasible, match="toy:1"):
         await Solver(10.0).solve(problem(slo_us=1_000.0))
+
+
+async def test_a_question_is_answered_there_too() -> None:
+    """Chains need no solver, so nothing but the start of a process takes its time."""
+    agents = (sized_agent("a", 10**6), sized_agent("b", 10**6))
+    load = sized_load(sized_model(ModelKey("llm", "1")))
+    cluster = ChainCluster(agents, (load,), {}, {}, Placement(()))
+    question = ChainQuestion(cluster, SearchOrder.THROUGHPUT, ("a note",))
+    found = await Solver(60.0).answer(question, 60.0)
+    assert (found.notes, found.options[0].why_not) == (("a note",), "")
+    none = replace(cluster, agents=(sized_agent("a", 10),))
+    with pytest.raises(PlanInfeasible, match="llm:1"):
+        await Solver(60.0).answer(replace(question, cluster=none), 60.0)
 
 
 @pytest.mark.parametrize(
