@@ -179,9 +179,9 @@ class _Connection:
         self._settled()
         if self._waiting is not None:
             self._waiting.cancel()
+        self._service.ended(self.stream)
         if self._peer is not None:
             self._peer.ended()
-        self._service.ended(self.stream)
 
     def _open(self, hello: scheduler_pb2.ControlHello) -> None:
         role = _ROLES.get(hello.role)
