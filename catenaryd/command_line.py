@@ -198,7 +198,8 @@ def agent(config: Path | None, /, **flags: Any) -> None:
     "--scheduler-port",
     default=SCHEDULER_PORT,
     show_default=True,
-    help="With --host: port of the first scheduler; each further one is 10 above.",
+    help="With --host: port of the first scheduler, which takes control streams 3 above; each "
+    "further one is 10 above.",
 )
 @click.option(
     "--join-port",

@@ -39,6 +39,7 @@ _OURS = {
     "drain_timeout_s",
     "host",
     "port",
+    "control_port",
     "http_port",
     "grpc_port",
     "admin_port",

@@ -18,7 +18,7 @@ from catenaryd.demo.models import ensure_model
 from catenaryd.enrolment.join_line import JOIN_PORT
 from catenaryd.enrolment.join_service import JoinService
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of
-from catenaryd.local.public_address import check_free
+from catenaryd.local.public_address import check_free, control_ports
 from catenaryd.machines.preflight import machine_name
 
 ADMIN_PORT = 8003
@@ -99,7 +99,8 @@ async def run_up(options: ClusterOptions, *, as_json: bool, join_port: int = JOI
         for device in cluster.devices():  # before the minutes that models may take
             await asyncio.to_thread(check_device, Device.parse(device), 0)
         if cluster.public is not None:
-            check_free(cluster.public.bind, cluster.scheduler_ports, "--scheduler-port")
+            ports = [*cluster.scheduler_ports, *control_ports(cluster.scheduler_ports)]
+            check_free(cluster.public.bind, ports, "--scheduler-port")
             joins = JoinService(cluster)
             line = str(await joins.start(join_port))
             progress(f"machines join with\n  catenaryd join '{line}'")

@@ -225,7 +225,8 @@ class LocalCluster:
                     **keys,
                     "scheduler_id": f"scheduler-{index}",
                     "port": port,
-                    **({} if self.public is None else {"host": self.public.bind}),
+                    # A firewall before other machines lets only ports through that are known.
+                    **({"control_port": 0} if self.public is None else {"host": self.public.bind}),
                     "model_repository": self.model_repository,
                     "models": list(options.models),
                     "plan_file": options.plan_file,

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from catenary_services.addresses import (
+    CONTROL_APART,
     check_reachable,
     checked_host,
     default_route_address,
@@ -69,9 +70,14 @@ def scheduler_ports(first: int, schedulers: int) -> list[int]:
         InvalidInput: They are beyond the last port.
     """
     ports = [first + SCHEDULERS_APART * number for number in range(schedulers)]
-    if not 0 < ports[0] <= ports[-1] < 1 << 16:
+    if not 0 < ports[0] <= ports[-1] + CONTROL_APART < 1 << 16:
         raise InvalidInput("scheduler_port", f"{schedulers} of them from {first} on are too many")
     return ports
+
+
+def control_ports(schedulers: Iterable[int]) -> list[int]:
+    """Returns the ports at which schedulers take control streams, by those at which they serve."""
+    return [port + CONTROL_APART for port in schedulers]
 
 
 def check_free(bind: str, ports: Iterable[int], flag: str) -> None:

@@ -9,24 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
-import grpc
 import grpc.aio
 
-from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
-from catenary_services.errors import CatenaryError, InvalidMessage, Overloaded, PartitionLost
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_services.control.arrival_budget import ArrivalBudget
+from catenary_services.control.connecting import Heartbeats, open_stream
+from catenary_services.control.control_stream import MAX_PACK_BYTES, ControlStream
+from catenary_services.control.pack_writer import PackWriter
+from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, Overloaded
 from catenary_services.grpc.grpc_kit import open_channel
-from catenary_services.grpc.packed_writer import PackedWriter
 from catenary_services.log import get_logger
-from catenary_services.rules.checking import checking
+from catenary_services.rules import parsed
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity
+from catenary_services.transport.frames import MessageKind
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 CONNECT_TIMEOUT_S = 3.0
 SPACING_S = 0.001
-"""Seconds between two writes to the scheduler, at the least. To write and read one costs about as
-much as the rest of a small request, so under load requests wait a moment for company."""
+"""Seconds between two packs to the scheduler, at the least. To write and read one costs far more
+than a message in it, so under load requests wait a moment for company."""
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 0.3
 """The longest pause in seconds between attempts to connect. Once a leader's lease is over, nothing
@@ -34,10 +37,6 @@ new begins before the next leader is found, so the pause is short."""
 
 _log = get_logger("catenary_gateway.scheduler_link")
 _Message = scheduler_pb2.GatewayMessage
-_Call: TypeAlias = (
-    "grpc.aio.StreamStreamCall["
-    "scheduler_pb2.GatewayMessages, scheduler_pb2.SchedulerToGatewayMessages]"
-)
 
 
 MessageHandlers: TypeAlias = Mapping[str, Callable[[Any], None]]
@@ -70,8 +69,8 @@ class SchedulerListener(Protocol):
 class SchedulerLink:
     """A connection to the scheduler that leads, made to one address after the other.
 
-    A standby scheduler ends the stream with UNAVAILABLE. Messages are dropped while no
-    scheduler leads: at the next `connected` the listener submits again what is unfinished.
+    A standby scheduler refuses the stream as UNAVAILABLE. Messages are dropped while no scheduler
+    leads: at the next `connected` the listener submits again what is unfinished.
     """
 
     def __init__(
@@ -88,8 +87,9 @@ class SchedulerLink:
         self._security = security
         self.metadata = tuple(metadata)
         """Metadata that are sent with every call to the scheduler."""
-        self._writer: PackedWriter[scheduler_pb2.GatewayMessage] | None = None
-        self._heard_s = 0.0
+        self._writer: PackWriter[scheduler_pb2.GatewayMessage] | None = None
+        self._stream: ControlStream | None = None
+        """The last stream, which may have ended."""
         self.invalid: Callable[[], None] = _nothing
         """Called once for each invalid message of a scheduler."""
         self.channel: grpc.aio.Channel | None = None
@@ -105,7 +105,7 @@ class SchedulerLink:
     @property
     def silent_s(self) -> float:
         """Seconds since the scheduler's last message or heartbeat."""
-        return time.monotonic() - self._heard_s
+        return time.monotonic() - (self._stream.heard_s if self._stream is not None else 0.0)
 
     def send(self, message: scheduler_pb2.GatewayMessage) -> None:
         """Queues a message for the scheduler; drops it while no scheduler leads.
@@ -134,24 +134,16 @@ class SchedulerLink:
             started = time.monotonic()
             try:
                 await self._session(address, listener)
-            except* InvalidMessage as group:
-                # Another address may lead. The pause keeps this one from a tight loop of attempts.
-                self.invalid()
-                _log.warning("scheduler_unbelievable", address=address, why=_reason(group))
-                started = time.monotonic()
-                await asyncio.sleep(_LONGEST_BACKOFF_S)
-            except* (
-                CatenaryError,
-                grpc.aio.AioRpcError,
-                asyncio.InvalidStateError,  # raised by gRPC on a write to an ended stream
-                TimeoutError,
-                OSError,
-            ) as group:
-                self.problems[address] = _reason(group)
+            except CatenaryError as error:
+                self.problems[address] = f"{error.reason}: {error.message}"
                 _log.info("scheduler_stream_ended", address=address, why=self.problems[address])
-            except* Exception as group:
+                if isinstance(error, InvalidMessage):
+                    # Another address may lead. The pause keeps this one from a tight loop.
+                    started = time.monotonic()
+                    await asyncio.sleep(_LONGEST_BACKOFF_S)
+            except Exception:
                 # A bug in handling one message must not end the gateway; a new stream may work.
-                _log.error("scheduler_stream_failed", address=address, exc_info=group)
+                _log.exception("scheduler_stream_failed", address=address)
             if time.monotonic() - started > SILENCE_S:
                 backoff_s = _FIRST_BACKOFF_S
             turn += 1
@@ -161,98 +153,96 @@ class SchedulerLink:
                 backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
     async def _session(self, address: str, listener: SchedulerListener) -> None:
+        """Exchanges messages with one scheduler until the stream ends; always raises the reason."""
         channel = open_channel(address, self._security, role=Role.SCHEDULER)
-        try:
-            stub = scheduler_pb2_grpc.SchedulerStub(checking(channel))
-            call = stub.GatewaySession(metadata=self.metadata or None)
-
-            async def send(messages: list[scheduler_pb2.GatewayMessage]) -> None:
-                await call.write(scheduler_pb2.GatewayMessages(messages=messages))
-
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await send([_Message(hello=listener.hello())])
-                    first = await _read(call)
-                self._heard_s = time.monotonic()
-                writer = PackedWriter(send, spacing_s=SPACING_S)
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(writer.run())
-                    tasks.create_task(_beat(writer))
-                    tasks.create_task(self._watch_silence())
-                    tasks.create_task(self._receive(call, first, listener, channel, writer))
-            finally:
-                call.cancel()
-                if self._writer is not None:
-                    self._writer = None
-                    self.channel = None
-                    listener.disconnected()
-        finally:
-            with suppress(Exception):
-                await channel.close()
-
-    async def _receive(
-        self,
-        call: _Call,
-        first: scheduler_pb2.SchedulerToGatewayMessages,
-        listener: SchedulerListener,
-        channel: grpc.aio.Channel,
-        writer: PackedWriter[scheduler_pb2.GatewayMessage],
-    ) -> None:
-        """Passes messages to the listener, until the stream ends or falls silent with an error."""
+        session = _Session(self.invalid, listener.handlers)
 
         def welcomed(welcome: scheduler_pb2.Welcome) -> None:
-            self._writer = writer
+            self._writer = session.writer
             self.channel = channel
             _log.info("scheduler_connected", scheduler=welcome.scheduler_id, epoch=welcome.epoch)
             listener.connected(welcome.epoch)
 
-        handlers = {**listener.handlers, "welcome": welcomed}
-        pack = first
-        while True:
-            for message in pack.messages:
-                kind = message.WhichOneof("kind")
-                handle = handlers.get(kind or "")
-                if handle is not None and kind is not None:
-                    handle(getattr(message, kind))
-            pack = await _read(call)
-            self._heard_s = time.monotonic()
+        session.handlers["welcome"] = welcomed
+        heartbeats: Heartbeats | None = None
+        try:
+            await open_stream(
+                session.stream,
+                address,
+                channel,
+                Role.GATEWAY,
+                self._security,
+                self.metadata,
+                timeout_s=CONNECT_TIMEOUT_S,
+            )
+            self._stream = session.stream
+            session.write([_Message(hello=listener.hello())])
+            heartbeats = Heartbeats(session.stream, session.beat, HEARTBEAT_S, SILENCE_S)
+            await session.over
+        finally:
+            if heartbeats is not None:
+                heartbeats.stop()
+            session.stream.abort()
+            session.writer.close()
+            if self._writer is session.writer:
+                self._writer = None
+                self.channel = None
+                listener.disconnected()
+            with suppress(Exception):
+                await channel.close()
 
-    async def _watch_silence(self) -> None:
-        """Ends the session with an error when the scheduler falls silent.
 
-        There is one timer per session, because a timeout around each read costs more than the read.
-        """
-        while True:
-            left_s = self._heard_s + SILENCE_S - time.monotonic()
-            if left_s <= 0:
-                raise PartitionLost(f"the scheduler was silent for {SILENCE_S:g} s")
-            await asyncio.sleep(left_s)
+class _Session:
+    """The handler of one stream to a scheduler."""
+
+    def __init__(self, invalid: Callable[[], None], handlers: MessageHandlers) -> None:
+        self._invalid = invalid
+        self.handlers = dict(handlers)
+        self.stream = ControlStream(self, ArrivalBudget(2 * MAX_PACK_BYTES))
+        self.writer: PackWriter[scheduler_pb2.GatewayMessage] = PackWriter(
+            self.write, self._is_full, spacing_s=SPACING_S
+        )
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the reason why the stream ended, as an error."""
+
+    def received(self, kind: MessageKind, data: bytes) -> None:
+        """Passes messages to their handlers."""
+        if kind is not MessageKind.PACK:
+            raise InvalidInput("prefix.kind", f"unexpected {kind.name}")
+        try:
+            pack = parsed(scheduler_pb2.SchedulerToGatewayMessages, data)
+        except InvalidMessage as error:
+            self._invalid()
+            _log.warning("scheduler_unbelievable", why=error.message)
+            raise
+        for message in pack.messages:
+            said = message.WhichOneof("kind")
+            if said is not None and (handle := self.handlers.get(said)) is not None:
+                handle(getattr(message, said))
+
+    def resumed(self) -> None:
+        """Goes on writing after the scheduler has read."""
+        self.writer.resumed()
+
+    def ended(self, error: CatenaryError) -> None:
+        """Notes that the stream is over."""
+        if not self.over.done():
+            self.over.set_exception(error)
+            self.over.exception()  # retrieved even if nobody waits any more
+
+    def write(self, messages: list[scheduler_pb2.GatewayMessage]) -> None:
+        """Writes a pack."""
+        pack = scheduler_pb2.GatewayMessages(messages=messages)
+        self.stream.write(MessageKind.PACK, pack.SerializeToString())
+
+    def beat(self) -> None:
+        """Sends a heartbeat."""
+        with suppress(Overloaded):
+            self.writer.put(_Message(heartbeat=scheduler_pb2.Heartbeat()))
+
+    def _is_full(self) -> bool:
+        return self.stream.is_full
 
 
 def _nothing() -> None:
     """Does nothing; the default of `SchedulerLink.invalid`."""
-
-
-async def _read(call: _Call) -> scheduler_pb2.SchedulerToGatewayMessages:
-    pack = await call.read()
-    if isinstance(pack, InvalidMessage):
-        raise pack
-    if not isinstance(pack, scheduler_pb2.SchedulerToGatewayMessages):
-        raise PartitionLost("the scheduler ended the stream")
-    return pack
-
-
-async def _beat(writer: PackedWriter[scheduler_pb2.GatewayMessage]) -> None:
-    while True:
-        await asyncio.sleep(HEARTBEAT_S)
-        with suppress(Overloaded):
-            writer.put(_Message(heartbeat=scheduler_pb2.Heartbeat()))
-
-
-def _reason(group: BaseExceptionGroup[BaseException]) -> str:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return f"{type(error).__name__}: {error}"

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Protocol
-
-import grpc
-import grpc.aio
+from typing import Protocol
 
 from catenary_agent.engine.reporting import FixedMessage
 from catenary_agent.outbox import Outbox
-from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
+from catenary_protos.catenary.v1 import scheduler_pb2
+from catenary_services.control.arrival_budget import ArrivalBudget
+from catenary_services.control.connecting import Heartbeats, open_stream
+from catenary_services.control.control_stream import MAX_PACK_BYTES, ControlStream
 from catenary_services.domain.groups import EPOCH_FIELD, is_epoch
 from catenary_services.errors import (
     CatenaryError,
@@ -30,11 +30,11 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.grpc.grpc_kit import open_channel
-from catenary_services.grpc.rpc_errors import error_of_rpc
 from catenary_services.log import get_logger
-from catenary_services.rules.checking import checking
+from catenary_services.rules import parsed
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity
+from catenary_services.transport.frames import MessageKind
 
 _log = get_logger("catenary_agent.control")
 
@@ -42,8 +42,7 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.4
 _PACK = 1_024
 """The most messages in one write."""
-
-_Call = Any  # grpc.aio.StreamStreamCall; its stubs do not know our messages
+_FLUSH_LOOK_S = 0.005
 
 
 class CommandHandler(Protocol):
@@ -90,7 +89,7 @@ class ControlTimeouts:
     silence_s: float = 3.0
 
 
-class ControlStream:
+class SchedulerLink:
     """Keeps a session with the scheduler that leads."""
 
     def __init__(
@@ -104,7 +103,7 @@ class ControlStream:
     ) -> None:
         """Sends the messages of `outbox` and passes orders to `orders`.
 
-        `metadata` is sent with the stream: the scheduler group of the agent, if there are several.
+        `metadata` names the scheduler group of the agent, if there are several.
         """
         self._addresses = list(addresses)
         self._security = security
@@ -118,8 +117,7 @@ class ControlStream:
         """Called for each message of a scheduler that is invalid."""
         self.leader = ""
         """The id of the scheduler process, new at every start, that has the highest epoch seen."""
-        self._sent = asyncio.Event()
-        self._writing = False
+        self._stream: ControlStream | None = None
 
     async def run(self) -> None:
         """Keeps connecting until cancelled."""
@@ -127,15 +125,13 @@ class ControlStream:
         for address in cycle(self._addresses):
             try:
                 await self._session(address)
-            except InvalidMessage as error:
-                # Another scheduler may lead now or later; this one is not worth a tight loop.
-                self.invalid()
-                _log.warning("scheduler_unbelievable", address=address, why=error.message)
-                self.connected.clear()
-                pause_s = _LONGEST_PAUSE_S
-            except (CatenaryError, grpc.aio.AioRpcError, OSError) as error:  # with TimeoutError
-                _log.info("scheduler_away", address=address, error=_describe(error))
+            except CatenaryError as error:
+                _log.info("scheduler_away", address=address, error=error.message)
                 self._forget_if_told(error)
+                if isinstance(error, InvalidMessage):
+                    # Another scheduler may lead now or later; no tight loop around this one.
+                    self.connected.clear()
+                    pause_s = _LONGEST_PAUSE_S
             except Exception:
                 # A bug in carrying out one order must not end the agent; a new stream may work.
                 _log.error("scheduler_stream_failed", address=address, exc_info=True)
@@ -145,71 +141,83 @@ class ControlStream:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
-    def _forget_if_told(self, error: BaseException) -> None:
+    def _forget_if_told(self, error: CatenaryError) -> None:
         """Forgets the epoch if the leader says that it is impossible, after damage or deceit.
 
         A leader that is merely stale does not say so: its epoch is close to the agent's.
         """
-        said = error_of_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
-        if isinstance(said, InvalidInput) and said.details.get("field") == EPOCH_FIELD:
+        if isinstance(error, InvalidInput) and error.details.get("field") == EPOCH_FIELD:
             _log.warning("epoch_forgotten", epoch=self._orders.epoch)
             self._orders.forget_epoch()
             self.leader = ""
 
     async def flush(self, timeout_s: float) -> bool:
         """Returns True once everything queued so far was sent, False after `timeout_s` seconds."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while len(self._outbox) or self._writing:
-                    self._sent.clear()
-                    await self._sent.wait()
-        except TimeoutError:
-            return False
-        return True
+                # Nothing says when the kernel has taken the last byte.
+                while len(self._outbox) or self._unsent_bytes:  # noqa: ASYNC110
+                    await asyncio.sleep(_FLUSH_LOOK_S)
+                return True
+        return False
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return self._stream.unsent_bytes if self._stream is not None else 0
 
     async def _session(self, address: str) -> None:
         """Exchanges messages with one scheduler until the stream ends; always raises the reason."""
+        session = _Session(self, address)
         channel = open_channel(address, self._security, role=Role.SCHEDULER)
         try:
-            stub: Any = scheduler_pb2_grpc.SchedulerStub(checking(channel))
-            call = stub.AgentSession(metadata=self._metadata or None)
-            try:
-                await self._greet(call, address)
-                await _first_failure(self._read(call), self._write(call))
-            finally:
-                call.cancel()
+            await open_stream(
+                session.stream,
+                address,
+                channel,
+                Role.AGENT,
+                self._security,
+                self._metadata,
+                timeout_s=self._times.silence_s,
+            )
+        except BaseException:
+            session.stream.abort()
+            raise
         finally:
             await channel.close()
+        self._stream = session.stream
+        session.write([scheduler_pb2.AgentMessage(hello=self._orders.hello())])
+        times = self._times
+        heartbeats = Heartbeats(session.stream, session.beat, times.heartbeat_s, times.silence_s)
+        try:
+            await session.over
+        finally:
+            heartbeats.stop()
+            self._outbox.rest()
+            session.stream.abort()
 
-    async def _greet(self, call: _Call, address: str) -> None:
-        """Sends a hello and waits for the welcome.
+    def greeted(self, welcome: scheduler_pb2.SchedulerToAgentMessage, session: _Session) -> None:
+        """Judges the scheduler by its first message, and sends it reports from then on.
 
         Raises:
-            Unavailable: The answer is not a welcome.
+            Unavailable: The message is no welcome.
             StaleEpoch: The scheduler is a former leader.
             InvalidInput: Its epoch is impossible.
         """
-        hello = scheduler_pb2.AgentMessage(hello=self._orders.hello())
-        async with asyncio.timeout(self._times.silence_s):
-            await _write(call, [hello])
-            received = await _read(call)
-        first, *others = received.messages or [scheduler_pb2.SchedulerToAgentMessage()]
-        if first.WhichOneof("kind") != "welcome":
+        address = session.address
+        if welcome.WhichOneof("kind") != "welcome":
             raise Unavailable(f"{address} answered hello with something else than welcome")
-        epoch = max(first.epoch, first.welcome.epoch)
-        if self._is_stale(epoch, first.welcome.leader):
+        epoch = max(welcome.epoch, welcome.welcome.epoch)
+        if self._is_stale(epoch, welcome.welcome.leader):
             self._orders.refused()
-            async with asyncio.timeout(self._times.silence_s):
-                await _write(call, [self._refusal(epoch)])
+            session.write([self._refusal(epoch)])
             raise StaleEpoch(f"{address} leads epoch {epoch}; {self._orders.epoch} was seen")
         if not is_epoch(epoch):
             raise InvalidInput("welcome.epoch", f"{address} says {epoch}, which is no epoch")
         self._orders.raise_epoch(epoch)
-        self.leader = first.welcome.leader
-        _log.info("scheduler_found", scheduler=first.welcome.scheduler_id, epoch=epoch)
+        self.leader = welcome.welcome.leader
+        _log.info("scheduler_found", scheduler=welcome.welcome.scheduler_id, epoch=epoch)
         self.connected.set()
-        for message in others:
-            self._receive(message)
+        self._outbox.serve(session.send)
 
     def _is_stale(self, epoch: int, leader: str) -> bool:
         """Returns True for a former leader, and for a second one with the present epoch.
@@ -222,17 +230,12 @@ class ControlStream:
             return epoch < self._orders.epoch
         return bool(leader and self.leader) and leader != self.leader
 
-    async def _read(self, call: _Call) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self._times.silence_s):
-                    received = await _read(call)
-            except TimeoutError:
-                raise Unavailable("the scheduler is silent") from None
-            for message in received.messages:
-                self._receive(message)
+    def ordered(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        """Has an order of the present leader carried out, and refuses one of a former leader.
 
-    def _receive(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
+        Raises:
+            InvalidInput: The order has an impossible epoch.
+        """
         if message.WhichOneof("kind") in (None, "heartbeat"):
             return
         epoch = max(message.epoch, message.welcome.epoch)
@@ -253,74 +256,71 @@ class ControlStream:
             )
         )
 
-    async def _write(self, call: _Call) -> None:
-        """Sends all queued messages at once, and a heartbeat when one is due."""
-        beat = time.monotonic()
-        while True:
-            left_s = beat + self._times.heartbeat_s - time.monotonic()
-            taken = await self._outbox.take(_PACK, max(0.0, left_s))
-            messages = [item.message() for item in taken]
-            if time.monotonic() >= beat + self._times.heartbeat_s:
-                beaten = scheduler_pb2.AgentMessage(heartbeat=self._orders.heartbeat())
-                messages.append(beaten)
-                beat = time.monotonic()
-            if not messages:
-                continue
-            self._writing = True
-            try:
-                async with asyncio.timeout(self._times.silence_s):
-                    await _write(call, messages)
-            except BaseException:
-                self._outbox.put_back(taken)
-                raise
-            finally:
-                self._writing = False
-            self._sent.set()
+    def taken(self) -> list[scheduler_pb2.AgentMessage]:
+        """Returns the next messages to the scheduler, as of now."""
+        return [each.message() for each in self._outbox.take(_PACK)]
+
+    def heartbeat(self) -> scheduler_pb2.AgentMessage:
+        """Returns a heartbeat, as of now."""
+        return scheduler_pb2.AgentMessage(heartbeat=self._orders.heartbeat())
 
 
-async def _write(call: _Call, messages: list[scheduler_pb2.AgentMessage]) -> None:
-    try:
-        await call.write(scheduler_pb2.AgentMessages(messages=messages))
-    except asyncio.InvalidStateError as error:
-        raise Unavailable("the stream has ended") from error
+class _Session:
+    """The handler of one stream to a scheduler."""
 
+    def __init__(self, link: SchedulerLink, address: str) -> None:
+        self._link = link
+        self.address = address
+        self._is_greeted = False
+        self.stream = ControlStream(self, ArrivalBudget(2 * MAX_PACK_BYTES))
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the reason why the stream ended, as an error."""
 
-async def _read(call: _Call) -> scheduler_pb2.SchedulerToAgentMessages:
-    received = await call.read()
-    if received is grpc.aio.EOF:
-        raise Unavailable("the scheduler ended the stream")
-    if isinstance(received, InvalidMessage):
-        raise received
-    assert isinstance(received, scheduler_pb2.SchedulerToAgentMessages)
-    return received
+    def received(self, kind: MessageKind, data: bytes) -> None:
+        """Takes in the welcome, then orders."""
+        if kind is not MessageKind.PACK:
+            raise InvalidInput("prefix.kind", f"unexpected {kind.name}")
+        try:
+            pack = parsed(scheduler_pb2.SchedulerToAgentMessages, data)
+        except InvalidMessage as error:
+            self._link.invalid()
+            _log.warning("scheduler_unbelievable", address=self.address, why=error.message)
+            raise
+        orders: Iterable[scheduler_pb2.SchedulerToAgentMessage] = pack.messages
+        if not self._is_greeted:
+            first, *orders = pack.messages or [scheduler_pb2.SchedulerToAgentMessage()]
+            self._link.greeted(first, self)
+            self._is_greeted = True
+        for order in orders:
+            self._link.ordered(order)
 
+    def resumed(self) -> None:
+        """Goes on writing after the scheduler has read."""
+        self.send()
 
-async def _first_failure(*endless: Coroutine[Any, Any, None]) -> None:
-    """Runs coroutines side by side until one raises, and raises that.
+    def ended(self, error: CatenaryError) -> None:
+        """Notes that the stream is over."""
+        if not self.over.done():
+            self.over.set_exception(error)
+            self.over.exception()  # retrieved even if nobody waits any more
 
-    This is no TaskGroup: before Python 3.12, one that is cancelled while a child fails raises the
-    failure and swallows the cancellation, and `run` would never end.
-    """
-    tasks = [asyncio.ensure_future(each) for each in endless]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if task.cancelled():
-                # gRPC cancels a writer when the reader gives up the call at the same moment.
-                raise Unavailable("the stream was given up")
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def send(self) -> None:
+        """Sends what waits in the outbox, unless the scheduler reads too slowly."""
+        if self._is_greeted and not self.stream.is_full and not self.stream.closed:
+            messages = self._link.taken()
+            if messages:
+                self.write(messages)
+
+    def beat(self) -> None:
+        """Sends a heartbeat, with what waits in the outbox."""
+        if self._is_greeted and not self.stream.is_full and not self.stream.closed:
+            self.write([*self._link.taken(), self._link.heartbeat()])
+
+    def write(self, messages: list[scheduler_pb2.AgentMessage]) -> None:
+        """Writes a pack."""
+        pack = scheduler_pb2.AgentMessages(messages=messages)
+        self.stream.write(MessageKind.PACK, pack.SerializeToString())
 
 
 def _nothing() -> None:
     """Default for callbacks that have nothing to do."""
-
-
-def _describe(error: BaseException) -> str:
-    """Returns the cause of an error without gRPC's page of debug text."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__

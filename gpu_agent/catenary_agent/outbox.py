@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from catenary_services.log import get_logger
@@ -26,8 +26,8 @@ _ENOUGH = 64
 class Outbox:
     """A bounded queue that outlives connections.
 
-    It is no `PackedWriter`, which refuses the newest message and loses what a broken stream has
-    taken: the agent prefers to drop the oldest report, and keeps what was not sent.
+    It is no `PackWriter`, which refuses the newest message: the agent prefers to drop the oldest
+    report.
 
     Invariant: there are at most `capacity` messages, and one that is not droppable is dropped only
     when there are no others.
@@ -36,62 +36,69 @@ class Outbox:
     def __init__(self, capacity: int = 16_384) -> None:
         self._capacity = capacity
         self._queue: deque[OutgoingMessage] = deque()
-        self._due = asyncio.Event()
-        """Set when the queued messages are to be sent."""
-        self._linger: asyncio.TimerHandle | None = None
-        self._lingers_long = False
+        self._send: Callable[[], None] | None = None
+        """Takes what is due and sends it; None while no scheduler leads."""
+        self._call: asyncio.Handle | None = None
+        """The call of `_send` that is on its way."""
+        self._linger_s = 0.0
+        """Seconds that call was put off when it was made."""
         self.dropped = 0
         """Number of messages dropped so far because nobody took them."""
 
     def __len__(self) -> int:
         return len(self._queue)
 
+    def serve(self, send: Callable[[], None]) -> None:
+        """Has `send` called from now on, once for each time that messages are due."""
+        self._send = send
+        if self._queue:
+            self._call_in(0.0)
+
+    def rest(self) -> None:
+        """Keeps messages from now on, because no scheduler leads. Idempotent."""
+        self._send = None
+        self._cancel()
+
     def put(self, message: OutgoingMessage) -> None:
-        """Queues a message; when full, drops the oldest report instead of failing."""
+        """Queues a message; when full, drops the oldest report instead of failing.
+
+        Mere reports wait up to `LINGER_S` for more of them, or `AS_BOOKED_LINGER_S`; all other
+        messages are due at once.
+        """
         self._queue.append(message)
         if len(self._queue) > self._capacity:
             self._shrink()
-        if self._due.is_set():
+        if self._send is None:
             return
         if not message.droppable or len(self._queue) >= _ENOUGH:
-            self._due.set()
-        elif self._linger is None or (self._lingers_long and not message.is_as_booked):
-            self._linger_until_due(message.is_as_booked)
-
-    def _linger_until_due(self, long: bool) -> None:
-        if self._linger is not None:
-            self._linger.cancel()
-        self._lingers_long = long
-        linger_s = AS_BOOKED_LINGER_S if long else LINGER_S
-        self._linger = asyncio.get_running_loop().call_later(linger_s, self._due.set)
-
-    async def take(self, limit: int, timeout_s: float) -> list[OutgoingMessage]:
-        """Returns up to `limit` queued messages; after `timeout_s` seconds even if there are none.
-
-        Mere reports wait up to `LINGER_S` for more of them, or `AS_BOOKED_LINGER_S`; all other
-        messages are sent at once.
-        """
-        if not self._due.is_set():
-            ending = asyncio.get_running_loop().call_later(timeout_s, self._due.set)
-            try:
-                await self._due.wait()
-            finally:
-                ending.cancel()
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
-        taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
-        if self._queue:
-            self._due.set()
+            self._call_in(0.0)
         else:
-            self._due.clear()
+            self._call_in(AS_BOOKED_LINGER_S if message.is_as_booked else LINGER_S)
+
+    def take(self, limit: int) -> list[OutgoingMessage]:
+        """Returns up to `limit` queued messages; if that is not all, the others are due."""
+        self._cancel()
+        taken = [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+        if self._queue and self._send is not None:
+            self._call_in(0.0)
         return taken
 
-    def put_back(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Puts messages back to the front after the stream broke while they were sent."""
-        self._queue.extendleft(reversed(messages))
-        self._shrink()
-        self._due.set()
+    def _call_in(self, linger_s: float) -> None:
+        if self._call is not None:
+            if linger_s >= self._linger_s:
+                return
+            self._call.cancel()
+        assert self._send is not None
+        loop = asyncio.get_running_loop()
+        self._linger_s = linger_s
+        self._call = (
+            loop.call_later(linger_s, self._send) if linger_s else loop.call_soon(self._send)
+        )
+
+    def _cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
 
     def _shrink(self) -> None:
         if len(self._queue) <= self._capacity:

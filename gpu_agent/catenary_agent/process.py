@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from catenary_agent.control import ControlStream, ControlTimeouts
+from catenary_agent.control import ControlTimeouts, SchedulerLink
 from catenary_agent.decoders.loading import DecoderOptions, commits_on_use, runtime_of
 from catenary_agent.device_check import check_device
 from catenary_agent.devices.facts import device_facts
@@ -147,7 +147,7 @@ class AgentProcess:
             self._model_store,
         )
         self._loader = PartitionLoader(self.engine, self.generation, host, self.outbox.put)
-        self.control = ControlStream(
+        self.control = SchedulerLink(
             settings.scheduler_addresses,
             self._client_security,
             self,

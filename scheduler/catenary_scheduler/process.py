@@ -1,4 +1,4 @@
-"""The scheduler process: one gRPC port, one Redis client, and a leader for each group it leads."""
+"""The scheduler process: its ports, one Redis client, and a leader for each group it leads."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ class SchedulerProcess:
         self._key_watch: asyncio.Task[None] | None = None
         self._redis = connect(settings.redis_address(), timeout_s=_REDIS_TIMEOUT_S, retries=1)
         self._group_leaders = self._make_group_leaders()
+        self._service = SchedulerService(self, self._authorizer, self._security)
         self._server: grpc.aio.Server | None = None
         self._health: HealthSwitch | None = None
         self._stop_metrics: Callable[[], None] | None = None
@@ -92,6 +93,11 @@ class SchedulerProcess:
     def name(self) -> str:
         """The scheduler's id, for log lines and messages to people."""
         return self._settings.scheduler_id
+
+    @property
+    def control_port(self) -> int:
+        """The port of control streams; 0 before `start`."""
+        return self._service.port
 
     @property
     def leads(self) -> bool:
@@ -143,11 +149,11 @@ class SchedulerProcess:
         server = self._server = create_server(
             self._security, authorizer=self._authorizer, max_message_bytes=_LONGEST_MESSAGE_BYTES
         )
-        service = SchedulerService(self, self._authorizer)
-        scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server)
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(self._service, server)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self), server)
         self._health = enable_health_and_reflection(server, _SERVICES)
         self.port = bind(server, settings.host, settings.port, self._security)
+        await self._service.start(settings.host, settings.port_of_control)
         await server.start()
         self._certificate.start(self._group_metrics[0])
         self._key_watch = asyncio.create_task(self._keys.watch(), name="watch-keys")
@@ -212,6 +218,7 @@ class SchedulerProcess:
     async def stop(self) -> None:
         """Ends leading and closes all servers and connections. Idempotent."""
         await asyncio.gather(*(group_leader.end() for group_leader in self._group_leaders))
+        self._service.close()
         await self._probes.stop()
         if self._health is not None:
             await self._health.shutdown()

@@ -12,6 +12,7 @@ from catenary_scheduler.dispatch import ChainedConfig, PooledConfig
 from catenary_scheduler.observed.stuck_agents import StuckRules
 from catenary_scheduler.packing.transfers.migration_budget import MigrationBudgetConfig
 from catenary_scheduler.scaling import DemandPolicy, ReplanPolicy, ScalingPolicy, SessionLoad
+from catenary_services.addresses import CONTROL_APART
 from catenary_services.domain.groups import AUTO, MOST_GROUPS, chosen_group
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from catenary_services.domain.packing import PackingGoal
@@ -52,7 +53,16 @@ class SchedulerSettings(ProcessSettings):
         "this much longer.",
     )
     host: str = Field(default="127.0.0.1", description="Address gateways and agents connect to.")
-    port: int = Field(default=8004, ge=0, le=65535, description="Port of it; 0: any free one.")
+    port: int = Field(
+        default=8004, ge=0, le=65535, description="Port of gRPC there; 0: any free one."
+    )
+    control_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port there for the control streams of gateways and agents, which learn it "
+        "over gRPC; 0: any free one, unset: `port` + 3, as 8007.",
+    )
     api_keys_file: Path | None = Field(
         default=None,
         description="File of hashed API keys, the same as at gateways; to change the "
@@ -360,9 +370,18 @@ class SchedulerSettings(ProcessSettings):
             chosen_group(self.scheduler_group, self.scheduler_id, self.scheduler_groups)
         except InvalidInput as error:
             raise ValueError(error.message) from None
+        if self.port_of_control > 65535:
+            raise ValueError(f"control_port: there is none {CONTROL_APART} above {self.port}")
         if self.scheduler_groups > 1 and self.plan_file is not None:
             raise ValueError("plan_file: a plan of several scheduler groups cannot be given")
         return self
+
+    @property
+    def port_of_control(self) -> int:
+        """The port of control streams; 0 for any free one."""
+        if self.control_port is not None:
+            return self.control_port
+        return self.port + CONTROL_APART if self.port else 0
 
     def redis_address(self) -> RedisAddress:
         """Returns the address and the credentials of the Redis that holds lease, plan and book."""

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from catenary_services.errors import InvalidInput
 
 LONGEST_HOST = 253
+CONTROL_APART = 3
+"""A scheduler takes control streams at a port so many above that of gRPC, where none is set."""
 _HOST_NAME = re.compile(
     r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*"
     r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.?"

@@ -170,6 +170,7 @@ def test_ports_agree(values: str) -> None:
     assert every["grpc"] == gateway["grpc_port"]
     assert every["admin"] == gateway["admin_port"]
     assert ports["cat-catenary-scheduler"]["grpc"] == scheduler["port"]
+    assert ports["cat-catenary-scheduler"]["control"] == scheduler["control_port"]
     replicas = of_kind(documents, "StatefulSet")["cat-catenary-scheduler"]["spec"]["replicas"]
     domain = "cat-catenary-scheduler.prod.svc"
     named = [f"cat-catenary-scheduler-{n}.{domain}:{scheduler['port']}" for n in range(replicas)]

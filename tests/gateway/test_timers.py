@@ -10,7 +10,7 @@ import pytest
 from catenary_gateway.results.pending import Deadlines
 from catenary_gateway.scheduler_link import SchedulerLink
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_services.grpc.packed_writer import PackedWriter
+from catenary_services.control.pack_writer import PackWriter
 from catenary_services.security.tls import ClientSecurity
 
 MS = 1_000_000
@@ -53,14 +53,11 @@ async def test_finished_requests_are_not_called_and_do_not_pile_up() -> None:
 
 
 @pytest.fixture
-def link_and_sent():
+async def link_and_sent():
     sent: list[list[scheduler_pb2.GatewayMessage]] = []
     link = SchedulerLink(["127.0.0.1:1"], ClientSecurity(insecure=True))
 
-    async def send(messages: list[scheduler_pb2.GatewayMessage]) -> None:
-        sent.append(messages)
-
-    link._writer = PackedWriter(send)
+    link._writer = PackWriter(sent.append, lambda: False)
     return link, sent
 
 
@@ -76,22 +73,18 @@ async def until(condition) -> None:
 
 async def test_what_nobody_waits_for_goes_with_the_next_message(link_and_sent) -> None:
     link, sent = link_and_sent
-    writing = asyncio.create_task(link._writer.run())
     link.send_soon(finished(1))
     link.send(scheduler_pb2.GatewayMessage(submit=scheduler_pb2.SubmitRequest(request_id=2)))
     await until(lambda: sent)
     assert [message.WhichOneof("kind") for message in sent[0]] == ["finished", "submit"]
-    writing.cancel()
 
 
 async def test_what_nobody_waits_for_goes_by_itself_after_a_moment(link_and_sent) -> None:
     link, sent = link_and_sent
-    writing = asyncio.create_task(link._writer.run())
     link.send_soon(finished(1))
     link.send_soon(finished(2))
     await until(lambda: sent)
     assert [message.finished.request_id for message in sent[0]] == [1, 2]
-    writing.cancel()
 
 
 async def test_without_a_scheduler_messages_are_dropped() -> None:

@@ -218,6 +218,7 @@ class FaultCluster:
                     "scheduler_id": name,
                     "host": self.place(name).host,
                     "port": port,
+                    "control_port": 0,
                     "models": models,
                     "plan_file": plan,
                     "expected_agents": agents,

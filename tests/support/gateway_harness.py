@@ -1,6 +1,6 @@
 """A real gateway between scripted peers: a scheduler that answers by script, an agent that echoes.
 
-Everything between them is real: gRPC streams, transports, endpoints.
+Everything between them is real: control streams, transports, endpoints.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.grpc.grpc_kit import create_server
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.transport.frames import layout, tensor_views
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
+from shared_helpers.control_streams import ScriptedEnd, ScriptedEndpoint
 from shared_helpers.peers import peer_of
 from shared_helpers.waiting import until
 
@@ -78,10 +80,11 @@ MODELS = [
 ]
 
 
-class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.AdminServicer):
+class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
     """Records what the gateway says; answers submissions with `script`."""
 
     def __init__(self, models: Sequence[scheduler_pb2.ServedModel] = MODELS) -> None:
+        super().__init__()
         self.models = list(models)
         self.epoch = 1
         self.standby = False
@@ -107,9 +110,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)
         admin_pb2_grpc.add_AdminServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self.listen()
         await self._server.start()
 
     async def stop(self) -> None:
+        await self.hang_up()
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
@@ -151,10 +156,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
             )
         )
 
-    async def GatewaySession(self, request_iterator, context):  # noqa: N802
-        said = dict(context.invocation_metadata()).get("catenary-group", "")
-        if self.standby or said != self.group:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "standby")
+    def refusal(self, group: int) -> CatenaryError | None:
+        is_asked = group == int(self.group or "0")
+        return Unavailable("standby") if self.standby or not is_asked else None
+
+    async def serve(self, end: ScriptedEnd) -> None:
         self.sessions += 1
         self._out = asyncio.Queue()
         self.send(
@@ -162,9 +168,9 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
             Down(directory=scheduler_pb2.Directory(peers=self.peers)),
             Down(models=scheduler_pb2.ModelTable(models=self.models)),
         )
-        writer = asyncio.create_task(self._write(context, self._out))
+        writer = asyncio.create_task(self._write(end, self._out))
         try:
-            async for pack in request_iterator:
+            while (pack := await end.read()) is not None:
                 for message in pack.messages:
                     kind = message.WhichOneof("kind")
                     if kind == "heartbeat":
@@ -180,12 +186,12 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer, admin_pb2_grpc.Adm
         finally:
             writer.cancel()
 
-    async def _write(self, context, out: asyncio.Queue[Down]) -> None:
+    async def _write(self, end: ScriptedEnd, out: asyncio.Queue[Down]) -> None:
         while True:
             pack = scheduler_pb2.SchedulerToGatewayMessages(messages=[await out.get()])
             while not out.empty():
                 pack.messages.append(out.get_nowait())
-            await context.write(pack)
+            await end.write(pack)
 
     async def GetStatus(self, request, context):  # noqa: N802
         if "GetStatus" in self.answers:

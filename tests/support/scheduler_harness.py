@@ -1,30 +1,30 @@
-"""A real scheduler process in this event loop, and scripted gateways and agents over real gRPC."""
+"""A real scheduler process in this event loop, and scripted gateways and agents over real streams."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
-from catenary_protos.catenary.v1 import (
-    admin_pb2_grpc,
-    common_pb2,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-)
+from catenary_protos.catenary.v1 import admin_pb2_grpc, common_pb2, scheduler_pb2
+from catenary_scheduler.agents.registry import AgentStream
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.domain.groups import GROUP_METADATA
+from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import CatenaryError
+from catenary_services.grpc.error_tables import grpc_code
 from catenary_services.models.model_repository import ModelRepository
+from catenary_services.security.identity import Role
 from scheduling_cases.sized_decoders import decoder_table
+from shared_helpers.control_streams import ScriptedEnd, opened
 from shared_helpers.waiting import until
 
 MS = 1_000_000
@@ -112,37 +112,43 @@ async def crash(process: SchedulerProcess) -> None:
 class Client:
     """One stream to a scheduler that keeps everything it is told."""
 
-    method = ""
+    role = Role.AGENT
     pack: Any = None
 
     def __init__(self, port: int, *hello: Any, group: int | None = None) -> None:
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel)
-        metadata = () if group is None else ((GROUP_METADATA, str(group)),)
-        self.call = getattr(stub, self.method)(metadata=metadata)
+        self._address = f"127.0.0.1:{port}"
+        self._group = group
         self._hello = hello
-        self._writing = asyncio.Lock()
+        self.end: ScriptedEnd | None = None
         self._task: asyncio.Task[None] | None = None
         self.received: list[Any] = []
-        self.error: grpc.aio.AioRpcError | None = None
+        self.error: CatenaryError | None = None
 
     async def start(self) -> None:
-        with suppress(grpc.aio.AioRpcError):  # refused before it was said; the reader is told why
+        try:
+            self.end = await opened(self._address, self.role, group=self._group)
             await self.send(*self._hello)
+        except CatenaryError as error:
+            self.error = error
         self._task = asyncio.create_task(self._read())
 
     async def send(self, *messages: Any) -> None:
-        async with self._writing:  # one write at a time is all a stream takes
-            await self.call.write(self.pack(messages=messages))
+        if self.end is not None:
+            await self.end.write(self.pack(messages=messages))
 
     async def _read(self) -> None:
-        try:
-            while (packed := await self.call.read()) is not grpc.aio.EOF:
-                for message in packed.messages:
-                    self.received.append(message)
-                    await self.on_message(message)
-        except grpc.aio.AioRpcError as error:
-            self.error = error
+        if self.end is None:
+            return
+        while (packed := await self.end.read()) is not None:
+            for message in packed.messages:
+                self.received.append(message)
+                await self.on_message(message)
+        self.error = self.end.error
+
+    @property
+    def status(self) -> str:
+        """Of the error by which the scheduler ended the stream."""
+        return "OK" if self.error is None else grpc_code(self.error).name
 
     async def on_message(self, message: Any) -> None:
         """Answers what must be answered."""
@@ -151,14 +157,19 @@ class Client:
         return [getattr(m, kind) for m in self.received if m.WhichOneof("kind") == kind]
 
     async def close(self) -> None:
-        self.call.cancel()
+        if self.end is not None:
+            self.end.stream.abort()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._channel.close()
 
     @property
     def ended(self) -> bool:
         return self._task is not None and self._task.done()
+
+
+def unconnected() -> AgentStream:
+    """A stream to an agent that is not there."""
+    return PeerStream(ScriptedEnd().stream, scheduler_pb2.SchedulerToAgentMessages)
 
 
 @dataclass
@@ -198,7 +209,7 @@ CUT_IN_TWO = {"models": [{"name": "toy", "pipelines": [{"batch": 2, "partitions"
 
 
 class FakeAgent(Client):
-    method = "AgentSession"
+    role = Role.AGENT
     pack = scheduler_pb2.AgentMessages
 
     def __init__(self, port: int, name: str, script: AgentScript | None = None) -> None:
@@ -334,7 +345,7 @@ class FakeAgent(Client):
 
 
 class FakeGateway(Client):
-    method = "GatewaySession"
+    role = Role.GATEWAY
     pack = scheduler_pb2.GatewayMessages
 
     def __init__(

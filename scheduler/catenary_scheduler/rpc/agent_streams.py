@@ -31,7 +31,7 @@ from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
-from catenary_scheduler.wire.streams import GrpcStream, PeerStream, Speaks, first_pack, read_packs
+from catenary_scheduler.wire.streams import Speaks, first_pack, read_pack
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -162,39 +162,34 @@ class AgentStreams:
             "drained": self._drained,
         }
 
-    async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
-        """Serves the stream of one agent until it ends.
+    def begin(self, session: AgentStream, data: bytes, speaks: Speaks) -> None:
+        """Takes in the first pack of an agent's stream, and has the others taken in.
 
         Args:
-            stream: The stream.
+            session: The stream.
+            data: The bytes of the pack.
             speaks: Is called with the name in the hello; raises if the peer may not use that name.
 
         Raises:
-            CatenaryError: This side ended the stream; the error says why.
+            CatenaryError: The stream is refused; the error says why.
         """
-        pack = await first_pack(stream, scheduler_pb2.AgentMessages, "an agent")
+        pack = first_pack(scheduler_pb2.AgentMessages, data, "an agent")
         hello = pack.messages[0].hello
         speaks(hello.agent_id)
         if self._deps.stuck.must_end(AgentId(hello.agent_id), hello.incarnation):
-            ordered = [self._deps.announcer.agent_welcome(), self._end_order(_CAME_AGAIN)]
-            await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=ordered))
+            session.send(self._deps.announcer.agent_welcome())
+            session.send(self._end_order(_CAME_AGAIN))
+            session.flush()
             raise Unavailable(_CAME_AGAIN)
         self._deps.plausibility.check_hello(hello)
-
-        async def send(messages: list[Message]) -> None:
-            await stream.write(scheduler_pb2.SchedulerToAgentMessages(messages=messages))
-
-        session: AgentStream = PeerStream(send)
         record = self._joined(hello, session)
 
-        def handle(packed: scheduler_pb2.AgentMessages) -> None:
-            self._handle(record, packed.messages)
+        def handle(data: bytes) -> None:
+            self._handle(record, read_pack(scheduler_pb2.AgentMessages, data).messages)
 
-        try:
-            self._handle(record, pack.messages[1:])
-            await session.run(read_packs(stream, session, handle))
-        finally:
-            self._left(record, session)
+        session.handle = handle
+        session.left = lambda: self._left(record, session)
+        self._handle(record, pack.messages[1:])
 
     def tick(self, now: Nanoseconds) -> None:
         """Ends the streams of agents that were silent for too long."""

@@ -24,14 +24,13 @@ from catenary_scheduler.rpc.gateway_registry import (
     GatewayRegistry,
     GatewayState,
     GatewayStream,
-    Message,
     SampledRequest,
 )
 from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_scheduler.wire import session_messages
-from catenary_scheduler.wire.streams import GrpcStream, PeerStream, Speaks, first_pack, read_packs
+from catenary_scheduler.wire.streams import Speaks, first_pack, read_pack
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     GatewayId,
@@ -112,34 +111,28 @@ class GatewayStreams:
             ),
         }
 
-    async def serve(self, stream: GrpcStream[object, object], speaks: Speaks) -> None:
-        """Serves the stream of one gateway until it ends.
+    def begin(self, session: GatewayStream, data: bytes, speaks: Speaks) -> None:
+        """Takes in the first pack of a gateway's stream, and has the others taken in.
 
         Args:
-            stream: The stream.
+            session: The stream.
+            data: The bytes of the pack.
             speaks: Is called with the name in the hello; raises if the peer may not use that name.
 
         Raises:
-            CatenaryError: This side ended the stream; the error says why.
+            CatenaryError: The stream is refused; the error says why.
         """
-        pack = await first_pack(stream, scheduler_pb2.GatewayMessages, "a gateway")
+        pack = first_pack(scheduler_pb2.GatewayMessages, data, "a gateway")
         hello = pack.messages[0].hello
         speaks(hello.gateway_id)
-
-        async def send(messages: list[Message]) -> None:
-            await stream.write(scheduler_pb2.SchedulerToGatewayMessages(messages=messages))
-
-        session: GatewayStream = PeerStream(send)
         gateway = self._joined(hello, session)
 
-        def handle(packed: scheduler_pb2.GatewayMessages) -> None:
-            self._handle(gateway, packed.messages)
+        def handle(data: bytes) -> None:
+            self._handle(gateway, read_pack(scheduler_pb2.GatewayMessages, data).messages)
 
-        try:
-            self._handle(gateway, pack.messages[1:])
-            await session.run(read_packs(stream, session, handle))
-        finally:
-            self._left(gateway, session)
+        session.handle = handle
+        session.left = lambda: self._left(gateway, session)
+        self._handle(gateway, pack.messages[1:])
 
     def tick(self, now: Nanoseconds) -> None:
         """Ends silent streams, and gives up the requests of gateways that stayed away."""

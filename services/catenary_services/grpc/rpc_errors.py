@@ -32,9 +32,29 @@ _REASON_OF_CODE: dict[grpc.StatusCode, str] = {
 def error_of_rpc(exc: grpc.aio.AioRpcError) -> CatenaryError:
     """Returns the error of a failed call to another process, by its details or its status code."""
     status = _status_in(exc.trailing_metadata() or ())
-    message = exc.details() or ""
-    facts: dict[str, str] = {}
     reason = _REASON_OF_CODE.get(exc.code(), errors.InternalError.reason)
+    return _error_of(reason, exc.details() or "", status)
+
+
+def error_of_status(data: bytes) -> CatenaryError:
+    """Returns the error in a serialized `google.rpc.Status`; the inverse of `rpc_status`.
+
+    Raises:
+        InvalidMessage: The bytes are none.
+    """
+    try:
+        status = status_pb2.Status.FromString(data)
+    except DecodeError:
+        raise errors.InvalidMessage("Status", "", "cannot be read") from None
+    code = next((each for each in grpc.StatusCode if each.value[0] == status.code), None)
+    reason = errors.InternalError.reason
+    if code is not None:
+        reason = _REASON_OF_CODE.get(code, reason)
+    return _error_of(reason, status.message, status)
+
+
+def _error_of(reason: str, message: str, status: status_pb2.Status | None) -> CatenaryError:
+    facts: dict[str, str] = {}
     wait_ns: int | None = None
     for packed in status.details if status else ():
         info, retry, bad = (

@@ -5,7 +5,7 @@
 * `walking` checks the bytes of a message in compiled code; that suffices for nearly all of them.
 * `compiling` checks a parsed message: without compiled code, and where `walking` is in doubt.
 * `checking` combines both in one checker per type of message: `parsed(kind, data)`; `checked` does
-  the same for what gRPC reads: streams, and requests of unary calls.
+  the same for what gRPC reads.
 * `sizing` counts the values in a message before the message is made.
 * `offences` counts bad messages by sender, and says how long a sender is to be ignored.
 

@@ -8,7 +8,7 @@ which says what is wrong.
 
 What gRPC reads is checked where its bytes are at hand. A bad message is read as an
 `InvalidMessage`, which is returned, not raised, because gRPC would keep an exception of a parser to
-itself. Whoever reads the stream raises it.
+itself. Whoever gets the message raises it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import grpc.aio
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
@@ -133,17 +132,26 @@ def check(message: Message) -> None:
         raise offence
 
 
-def parsed(kind: type[M], data: bytes) -> M:
+def parsed(kind: type[M], data: bytes, *, counted: bool = False) -> M:
     """Returns the message in bytes that a peer sent.
+
+    Args:
+        kind: The type of the message.
+        data: Its bytes.
+        counted: Whether to count the values of the message, too, before they are made.
 
     Raises:
         InvalidMessage: The bytes are no message of this type, or it breaks a rule.
     """
+    descriptor: Any = kind.DESCRIPTOR
+    crowd = too_many(descriptor, data) if counted else None
+    if crowd is not None:
+        raise crowd
     try:
         message = kind.FromString(data)
     except DecodeError:
-        raise InvalidMessage(kind.DESCRIPTOR.name, "", "cannot be read") from None
-    offence = checker_of(kind.DESCRIPTOR).offence(message, data)
+        raise InvalidMessage(descriptor.name, "", "cannot be read") from None
+    offence = checker_of(descriptor).offence(message, data)
     if offence is not None:
         raise offence
     return message
@@ -217,20 +225,3 @@ def checked(parse: Parse | None, *, counted: bool = False) -> Parse | None:
     if not counted:
         return read
     return lambda data: too_many(descriptor, data) or read(data)
-
-
-def checking(channel: grpc.aio.Channel) -> grpc.aio.Channel:
-    """Returns a channel for a stub with streams only, which checks what it reads from them."""
-    return cast(grpc.aio.Channel, _CheckingChannel(channel))
-
-
-class _CheckingChannel:
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-
-    def stream_stream(
-        self, method: str, request_serializer: Any, response_deserializer: Any, **others: Any
-    ) -> Any:
-        return self._channel.stream_stream(
-            method, request_serializer, checked(response_deserializer), **others
-        )

@@ -155,6 +155,17 @@ def socket_identity(connection: HasPeerCertificate) -> Identity:
     return _identity_of(uris[0])
 
 
+def identity_of_socket(connection: object) -> Identity:
+    """Returns the identity at the other end, by the `ssl_object` of a connection.
+
+    Raises:
+        Unauthenticated: There is no certificate, or it names no identity of this system.
+    """
+    if not hasattr(connection, "getpeercert"):
+        raise Unauthenticated("the connection has no certificate")
+    return socket_identity(connection)
+
+
 def require_role(identity: Identity, cluster: str, roles: Iterable[Role], doing: str) -> None:
     """Checks that an identity belongs to the cluster and has one of the roles.
 

@@ -18,8 +18,8 @@ from catenary_services.log import get_logger
 from catenary_services.security.identity import (
     Identity,
     Role,
+    identity_of_socket,
     peer_identity,
-    require_name,
     require_role,
 )
 from catenary_services.security.keys import SCOPE_ADMIN, ApiKeys
@@ -43,8 +43,6 @@ class AccessRule:
 
 
 ANYBODY: Final = AccessRule(frozenset(Role))
-GATEWAYS: Final = AccessRule(frozenset({Role.GATEWAY}))
-AGENTS: Final = AccessRule(frozenset({Role.AGENT}))
 PEERS: Final = AccessRule(frozenset({Role.GATEWAY, Role.AGENT}))
 LOOK: Final = AccessRule(frozenset({Role.GATEWAY, Role.OPERATOR}))
 CHANGE: Final = AccessRule(frozenset({Role.OPERATOR}), with_key=frozenset({Role.GATEWAY}))
@@ -52,9 +50,8 @@ PUBLIC: Final = AccessRule(frozenset(), is_public=True)
 
 RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
     {
-        # Scheduler: streams of gateways and agents
-        "/catenary.v1.Scheduler/GatewaySession": GATEWAYS,
-        "/catenary.v1.Scheduler/AgentSession": AGENTS,
+        # Scheduler: where gateways and agents open their streams
+        "/catenary.v1.Scheduler/GetControlEndpoint": PEERS,
         # Scheduler, and the gateway's port for operators: methods that only read
         "/catenary.v1.Admin/GetStatus": LOOK,
         "/catenary.v1.Admin/GetPlan": LOOK,
@@ -122,15 +119,22 @@ class RoleAuthorizer:
         """
         return None if self._insecure else peer_identity(context)
 
-    def check_name(self, context: Context, claimed: str) -> None:
-        """Checks that the caller has the name it claims.
+    def stream_identity(self, connection: object, role: Role) -> Identity | None:
+        """Returns who opens a control stream as a gateway or an agent; None without TLS.
+
+        Args:
+            connection: The TLS object of the connection.
+            role: The role in which it is opened.
 
         Raises:
-            PermissionDenied: The caller's certificate has another name.
+            Unauthenticated: The peer has no identity of this system.
+            PermissionDenied: It is of another cluster, or has another role.
         """
-        identity = self.identity(context)
-        if identity is not None:
-            require_name(identity, claimed)
+        if self._insecure:
+            return None
+        identity = identity_of_socket(connection)
+        require_role(identity, self._cluster, (role,), f"open a control stream as {role}")
+        return identity
 
     def check(self, method: str, context: Context) -> None:
         """Checks that the caller may call a method.

@@ -14,15 +14,14 @@ from catenary_services.errors import (
     DeadlineExceeded,
     InvalidInput,
     PartitionLost,
-    Unauthenticated,
 )
 from catenary_services.log import get_logger
 from catenary_services.security.identity import (
     PEER_ROLES,
     Identity,
+    identity_of_socket,
     require_name,
     require_role,
-    socket_identity,
 )
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from catenary_services.transport.frames import (
@@ -155,17 +154,6 @@ def check_receiver(security: ClientSecurity, connection: object, name: str) -> N
     """
     if not security.insecure:
         _checked(identity_of_socket(connection), security.cluster, name)
-
-
-def identity_of_socket(connection: object) -> Identity:
-    """Returns the identity at the other end, by the `ssl_object` of a connection.
-
-    Raises:
-        Unauthenticated: There is no certificate, or it names no identity of this system.
-    """
-    if not hasattr(connection, "getpeercert"):
-        raise Unauthenticated("the connection has no certificate")
-    return socket_identity(connection)
 
 
 def _checked(identity: Identity, cluster: str, name: str) -> Identity:

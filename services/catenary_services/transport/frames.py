@@ -78,6 +78,10 @@ class MessageKind(IntEnum):
     """Slot `argument` may be written again."""
     CREDIT = 8
     """The receiver has taken `argument` bytes since the stream began."""
+    PACK = 9
+    """Messages of a control stream; they are the payload."""
+    END = 10
+    """The end of a control stream; its payload is the reason, a `google.rpc.Status`."""
 
 
 _KINDS = {int(kind): kind for kind in MessageKind}

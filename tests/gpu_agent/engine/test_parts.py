@@ -80,45 +80,59 @@ def failure(batch_id: int) -> FixedMessage:
     return FixedMessage(scheduler_pb2.AgentMessage(batch_failed=failed))
 
 
-async def test_a_full_outbox_drops_the_oldest_reports_and_keeps_failures():
+class Sending:
+    """Takes everything out of an outbox whenever that is due."""
+
+    def __init__(self, outbox: Outbox, limit: int = 100) -> None:
+        self.taken: list[list] = []
+        self.moments_s: list[float] = []
+        self._outbox, self._limit = outbox, limit
+        outbox.serve(self._send)
+
+    def _send(self) -> None:
+        self.taken.append(self._outbox.take(self._limit))
+        self.moments_s.append(time.monotonic())
+
+    async def has_sent(self, times: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.taken) < times:
+                await asyncio.sleep(0.001)
+
+
+def test_a_full_outbox_drops_the_oldest_reports_and_keeps_failures():
     outbox = Outbox(capacity=10)
     outbox.put(failure(0))
     for i in range(1, 12):
         outbox.put(report(i))
-    kept = await outbox.take(100, 0)
+    kept = outbox.take(100)
     assert kept[0].message().batch_failed.batch_id == 0
     assert [m.batch_id for m in kept[1:]] == list(range(3, 12))[-len(kept) + 1 :]
     assert len(kept) + outbox.dropped == 12
     assert len(kept) <= 10
 
 
-async def test_what_a_broken_stream_had_taken_comes_again_in_order():
+async def test_what_comes_while_no_scheduler_leads_is_sent_to_the_next_one_in_order():
     outbox = Outbox()
+    first = Sending(outbox)
+    outbox.rest()
     for i in range(5):
         outbox.put(report(i))
-    taken = await outbox.take(3, 0)
-    outbox.put_back(taken)
-    assert [m.batch_id for m in await outbox.take(100, 0)] == [0, 1, 2, 3, 4]
-    assert await outbox.take(100, 0.001) == []
-
-
-async def test_what_is_left_in_the_outbox_goes_without_another_message():
-    outbox = Outbox()
-    for i in range(5):
-        outbox.put(report(i))
-    assert len(await outbox.take(3, 5.0)) == 3
-    assert [m.batch_id for m in await outbox.take(100, 5.0)] == [3, 4]
-    outbox.put(report(5))
-    assert [m.batch_id for m in await outbox.take(100, 5.0)] == [5]
+    await asyncio.sleep(2 * AS_BOOKED_LINGER_S)
+    assert first.taken == []
+    second = Sending(outbox, limit=3)
+    await second.has_sent(2)
+    assert [[m.batch_id for m in taken] for taken in second.taken] == [[0, 1, 2], [3, 4]]
+    assert first.taken == []
 
 
 async def test_a_failure_takes_waiting_reports_along_at_once():
     outbox = Outbox()
-    taking = asyncio.ensure_future(outbox.take(100, 5.0))
+    sending = Sending(outbox)
     outbox.put(report(1))
     outbox.put(failure(2))
-    taken = await asyncio.wait_for(taking, 1.0)
-    assert len(taken) == 2
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [len(taken) for taken in sending.taken] == [2]
     assert not len(outbox)
 
 
@@ -148,23 +162,21 @@ def test_much_time_that_is_free_early_is_not_as_booked():
 
 async def test_reports_that_all_is_as_booked_wait_longer_but_go_with_the_first_that_is_not():
     outbox = Outbox()
-    began = time.monotonic()
+    sending = Sending(outbox)
+    began_s = time.monotonic()
     outbox.put(report(1)._replace(is_as_booked=True))
-    assert [m.batch_id for m in await outbox.take(100, 5.0)] == [1]
-    assert time.monotonic() - began >= AS_BOOKED_LINGER_S
-    taken: list[list[int]] = []
-
-    async def take(outbox: Outbox) -> None:
-        taken.append([message.batch_id for message in await outbox.take(100, 5.0)])
-
+    await sending.has_sent(1)
+    assert sending.moments_s[0] - began_s >= AS_BOOKED_LINGER_S - 0.001
     others = [Outbox(), Outbox(), Outbox()]
+    senders = [Sending(each) for each in others]
     kinds = {0: (True, True), 1: (True, False), 2: (False, True)}
     for number, (first, then) in kinds.items():
         others[number].put(report(10 * number)._replace(is_as_booked=first))
         others[number].put(report(10 * number + 1)._replace(is_as_booked=then))
-    await asyncio.gather(*map(take, others))
-    assert sorted(taken[:2]) == [[10, 11], [20, 21]]
-    assert taken[2] == [0, 1]
+    for number, each in enumerate(senders):
+        await each.has_sent(1)
+        assert [m.batch_id for m in each.taken[0]] == [10 * number, 10 * number + 1]
+    assert max(senders[1].moments_s[0], senders[2].moments_s[0]) <= senders[0].moments_s[0]
 
 
 def test_unmeasured_sizes_follow_the_line_of_the_measured_ones():

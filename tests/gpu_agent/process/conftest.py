@@ -16,26 +16,29 @@ from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.grpc.grpc_kit import bind, create_server
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.security.tls import ServerSecurity
+from shared_helpers.control_streams import ScriptedEnd, ScriptedEndpoint
 from tests.support.agent_harness import SECOND_NS, open_net
 
 WIDTH = 64
 
 
-class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """A scheduler whose part is read from a script: the test. Listens on in-process gRPC."""
+class ScriptedScheduler(ScriptedEndpoint):
+    """A scheduler whose part is read from a script: the test. Listens in this process."""
 
     def __init__(self, epoch: int = 1, *, standby: bool = False) -> None:
+        super().__init__()
         self.epoch = epoch
         self.standby = standby
-        self.groups: list[str | None] = []
+        self.groups: list[int] = []
         """The scheduler group each stream named."""
         self.heard: list[scheduler_pb2.AgentMessage] = []
         self.sessions = 0
         self._changed = asyncio.Event()
-        self._calls: list = []
+        self._ends: list[ScriptedEnd] = []
         self._server = None
         self.port = 0
 
@@ -44,30 +47,28 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self._server = create_server(security)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)
         self.port = bind(self._server, "127.0.0.1", port, security)
+        await self.listen()
         await self._server.start()
         return self
 
     async def stop(self) -> None:
+        await self.hang_up()
         if self._server is not None:
             await self._server.stop(grace=0)
             self._server = None
 
-    async def AgentSession(self, request_iterator, context):  # noqa: N802
-        import grpc
+    def refusal(self, group: int) -> CatenaryError | None:
+        return Unavailable("standby") if self.standby else None
 
-        self.groups.append(dict(context.invocation_metadata()).get("catenary-group"))
-        if self.standby:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "standby")
-        hello = await context.read()
+    async def serve(self, end: ScriptedEnd) -> None:
+        self.groups.append(end.group)
+        hello = await end.read()
         welcome = scheduler_pb2.Welcome(scheduler_id="s", epoch=self.epoch)
-        await context.write(self._packed(welcome=welcome))
+        await end.write(self._packed(welcome=welcome))
         self.sessions += 1
-        self._calls.append(context)
+        self._ends.append(end)
         self._note(hello)
-        while True:
-            received = await context.read()
-            if not isinstance(received, scheduler_pb2.AgentMessages):
-                return
+        while (received := await end.read()) is not None:
             self._note(received)
 
     def _note(self, packed) -> None:
@@ -81,7 +82,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.SchedulerToAgentMessages(messages=[message])
 
     async def order(self, epoch: int | None = None, **kind) -> None:
-        await self._calls[-1].write(self._packed(epoch, **kind))
+        await self._ends[-1].write(self._packed(epoch, **kind))
 
     async def tell_all(self, **kind) -> None:
         """Says the same to every agent that is there; `order` speaks to the last one only."""

@@ -10,13 +10,13 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from catenary_agent.control import ControlStream, ControlTimeouts
+from catenary_agent.control import ControlTimeouts, SchedulerLink
 from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
 from catenary_services.domain.groups import EPOCH_FIELD, EPOCH_LIMIT
 from catenary_services.errors import InvalidInput
-from catenary_services.grpc.error_tables import abort
 from catenary_services.security.tls import ClientSecurity
+from shared_helpers.control_streams import ScriptedEnd, ScriptedEndpoint
 
 Message = scheduler_pb2.SchedulerToAgentMessage
 
@@ -45,31 +45,34 @@ class Obeys:
         """Of no interest."""
 
 
-class Leader(scheduler_pb2_grpc.SchedulerServicer):
+class Leader(ScriptedEndpoint):
     """Leads an epoch, and refuses who obeys one that is far away."""
 
     def __init__(self, epoch: int) -> None:
+        super().__init__()
         self.epoch = epoch
         self.claims: list[int] = []
 
-    async def AgentSession(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        first = await anext(requests)
+    async def serve(self, end: ScriptedEnd) -> None:
+        first = await end.read()
         claimed = first.messages[0].hello.epoch
         self.claims.append(claimed)
         if claimed > self.epoch + 2**32:
-            await abort(context, InvalidInput(EPOCH_FIELD, f"{claimed} cannot be true here"))
+            raise InvalidInput(EPOCH_FIELD, f"{claimed} cannot be true here")
         welcome = scheduler_pb2.Welcome(epoch=self.epoch, leader="s/1")
-        yield scheduler_pb2.SchedulerToAgentMessages(messages=[Message(welcome=welcome)])
-        await asyncio.sleep(60)
+        await end.write(scheduler_pb2.SchedulerToAgentMessages(messages=[Message(welcome=welcome)]))
+        while await end.read() is not None:
+            pass
 
 
 @asynccontextmanager
-async def led(leader: Leader, orders: Obeys) -> AsyncIterator[ControlStream]:
+async def led(leader: Leader, orders: Obeys) -> AsyncIterator[SchedulerLink]:
     server = grpc.aio.server()
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(leader, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    control = ControlStream(
+    await leader.listen()
+    control = SchedulerLink(
         [f"127.0.0.1:{port}"],
         ClientSecurity(insecure=True),
         orders,
@@ -82,6 +85,7 @@ async def led(leader: Leader, orders: Obeys) -> AsyncIterator[ControlStream]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await leader.hang_up()
         await server.stop(grace=0)
 
 

@@ -53,9 +53,9 @@ async def test_hello_tells_who_the_agent_is_and_how_to_reach_it(bench):
 @pytest.mark.parametrize(
     ("settings", "group"),
     [
-        ({}, None),
-        ({"scheduler_groups": 3}, "2"),
-        ({"scheduler_groups": 3, "scheduler_group": "1"}, "1"),
+        ({}, 0),
+        ({"scheduler_groups": 3}, 2),
+        ({"scheduler_groups": 3, "scheduler_group": "1"}, 1),
     ],
 )
 async def test_an_agent_names_its_scheduler_group(bench, settings, group):

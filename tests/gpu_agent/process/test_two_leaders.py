@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_agent.control import ControlStream
+from catenary_agent.control import SchedulerLink
 from catenary_agent.outbox import Outbox
 from catenary_services.security.tls import ClientSecurity
 
@@ -16,8 +16,8 @@ class Obeys:
         self.epoch = epoch
 
 
-def control(epoch: int, leader: str) -> ControlStream:
-    made = ControlStream(["127.0.0.1:1"], ClientSecurity(insecure=True), Obeys(epoch), Outbox())  # type: ignore[arg-type]
+def control(epoch: int, leader: str) -> SchedulerLink:
+    made = SchedulerLink(["127.0.0.1:1"], ClientSecurity(insecure=True), Obeys(epoch), Outbox())  # type: ignore[arg-type]
     made.leader = leader
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,15 +12,16 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
-from catenary_protos.catenary.v1.scheduler_pb2_grpc import SchedulerStub
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.errors import InvalidInput
+from catenary_services.errors import CatenaryError, InvalidInput
+from catenary_services.grpc.error_tables import grpc_code
 from catenary_services.grpc.grpc_kit import open_channel
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import add_key
 from catenary_services.security.tls import ClientSecurity
 from scheduler_harness import scheduler
+from shared_helpers.control_streams import talking
 from tests.support.certificates import Certificates
 
 Configured = Callable[..., SchedulerSettings]
@@ -40,12 +40,24 @@ class Secured:
         return open_channel(f"127.0.0.1:{self.process.port}", security, role=Role.SCHEDULER)
 
     async def greeted(self, role: str, name: str, hello: Any) -> str:
-        """Returns "welcome", or the status a session ended with that begins with `hello`."""
-        async with self.channel(role, name) as channel:
-            # grpc.aio has a status of its own where a refusal comes in the middle of the writing.
-            while (status := await _greeted(channel, hello)) == "not written":
-                await asyncio.sleep(0)
-            return status
+        """Returns "welcome", or the status of the refusal of a stream that begins with `hello`."""
+        is_agent = isinstance(hello, scheduler_pb2.AgentHello)
+        opens_as = Role.AGENT if is_agent else Role.GATEWAY
+        pack = scheduler_pb2.AgentMessages if is_agent else scheduler_pb2.GatewayMessages
+        message = scheduler_pb2.AgentMessage if is_agent else scheduler_pb2.GatewayMessage
+        security: ClientSecurity = self.certificates.client(role, name)
+        try:
+            async with talking(
+                f"127.0.0.1:{self.process.port}", opens_as, security=security
+            ) as end:
+                await end.write(pack(messages=[message(hello=hello)]))
+                answer = await end.read()
+                if answer is None:
+                    assert end.error is not None
+                    raise end.error
+        except CatenaryError as error:
+            return grpc_code(error).name
+        return str(answer.messages[0].WhichOneof("kind"))
 
     async def drained(self, role: str, key: str = "") -> str:
         """Returns the status of an order to drain an agent that is not there."""
@@ -58,22 +70,6 @@ class Secured:
             except grpc.aio.AioRpcError as error:
                 return error.code().name
             return "OK"
-
-
-async def _greeted(channel: grpc.aio.Channel, hello: Any) -> str:
-    stub: Any = SchedulerStub(channel)
-    is_agent = isinstance(hello, scheduler_pb2.AgentHello)
-    call = (stub.AgentSession if is_agent else stub.GatewaySession)(timeout=10)
-    pack = scheduler_pb2.AgentMessages if is_agent else scheduler_pb2.GatewayMessages
-    message = scheduler_pb2.AgentMessage if is_agent else scheduler_pb2.GatewayMessage
-    try:
-        await call.write(pack(messages=[message(hello=hello)]))
-        answer = await call.read()
-    except grpc.aio.AioRpcError as error:
-        if "execute_batch" in (error.details() or ""):
-            return "not written"
-        return error.code().name
-    return str(answer.messages[0].WhichOneof("kind"))
 
 
 @pytest.fixture

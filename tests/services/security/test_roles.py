@@ -124,12 +124,10 @@ def test_a_gateway_changes_nothing_by_itself() -> None:
 @pytest.mark.parametrize(
     ("role", "method", "expected"),
     [
-        ("gateway", "/catenary.v1.Scheduler/GatewaySession", "OK"),
-        ("agent", "/catenary.v1.Scheduler/GatewaySession", "PERMISSION_DENIED"),
-        ("operator", "/catenary.v1.Scheduler/GatewaySession", "PERMISSION_DENIED"),
-        ("scheduler", "/catenary.v1.Scheduler/GatewaySession", "PERMISSION_DENIED"),
-        ("agent", "/catenary.v1.Scheduler/AgentSession", "OK"),
-        ("gateway", "/catenary.v1.Scheduler/AgentSession", "PERMISSION_DENIED"),
+        ("gateway", "/catenary.v1.Scheduler/GetControlEndpoint", "OK"),
+        ("agent", "/catenary.v1.Scheduler/GetControlEndpoint", "OK"),
+        ("operator", "/catenary.v1.Scheduler/GetControlEndpoint", "PERMISSION_DENIED"),
+        ("scheduler", "/catenary.v1.Scheduler/GetControlEndpoint", "PERMISSION_DENIED"),
         ("gateway", STATUS, "OK"),
         ("operator", STATUS, "OK"),
         ("agent", STATUS, "PERMISSION_DENIED"),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 
-from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2, scheduler_pb2_grpc
+from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
+from catenary_services.errors import CatenaryError
+from catenary_services.security.identity import Role
 from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
+from shared_helpers.control_streams import ScriptedEnd, talking
 
 LIAR = "agent-99"
 _INTEGERS = (0, 1, 2**31 - 1, 2**53 + 1, 2**63, 2**64 - 1)
@@ -94,19 +95,17 @@ class LyingAgent:
 
     async def _lie_to(self, address: str) -> None:
         while True:
-            async with grpc.aio.insecure_channel(address) as channel:
-                stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)
-                call = stub.AgentSession(self._lies())
-                with suppress(grpc.aio.AioRpcError):
-                    async for _ in call:
-                        pass
+            with suppress(CatenaryError):
+                async with talking(address, Role.AGENT) as end:
+                    await self._lie(end)
             await asyncio.sleep(0.3)
 
-    async def _lies(self) -> AsyncIterator[Any]:
-        yield scheduler_pb2.AgentMessages(messages=[self._hello()])
-        while True:
+    async def _lie(self, end: ScriptedEnd) -> None:
+        await end.write(scheduler_pb2.AgentMessages(messages=[self._hello()]))
+        while not end.stream.closed:
             await asyncio.sleep(_BEAT_S)
-            yield scheduler_pb2.AgentMessages(messages=[self._lie() for _ in range(5)])
+            lies = [self._one_lie() for _ in range(5)]
+            await end.write(scheduler_pb2.AgentMessages(messages=lies))
 
     def _hello(self) -> scheduler_pb2.AgentMessage:
         draw = self._nonsense.draw
@@ -124,7 +123,7 @@ class LyingAgent:
             self._nonsense.fill(hello, fields[name])
         return scheduler_pb2.AgentMessage(hello=hello)
 
-    def _lie(self) -> scheduler_pb2.AgentMessage:
+    def _one_lie(self) -> scheduler_pb2.AgentMessage:
         message = scheduler_pb2.AgentMessage()
         kinds = [
             each

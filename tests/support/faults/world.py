@@ -186,6 +186,7 @@ class World:
             {
                 "scheduler_id": name,
                 "host": self.cluster.place(name).host,
+                "control_port": 0,
                 "port": int(
                     self.cluster.scheduler_addresses[SCHEDULERS.index(name)].rpartition(":")[2]
                 ),

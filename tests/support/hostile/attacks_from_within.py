@@ -10,18 +10,19 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
-from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
+from catenary_services.errors import CatenaryError
+from catenary_services.grpc.error_tables import grpc_code
+from catenary_services.security.identity import Role
+from catenary_services.security.tls import ClientSecurity
 from faults.liar import Nonsense
+from shared_helpers.control_streams import talking
 
 LIAR = "liar"
 """What the name of every one of them begins with; who lied again and again is held off by name."""
 CLUSTER = "main"
 _ANSWER_S = 2.0
 _PAUSE_S = 0.05
-_NOT_WRITTEN = "Internal error from Core"
-"""What gRPC says on this side of a message that found the stream closed; no answer of anybody."""
 _FAILURE = common_pb2.Failure(reason="UNAVAILABLE", message="no", agent_id=LIAR, retryable=True)
 _UP = scheduler_pb2.AgentMessage
 _DOWN = scheduler_pb2.GatewayMessage
@@ -43,41 +44,41 @@ class Liar:
     ) -> None:
         """Says hello, then everything else, on one stream after the other."""
         number = 0
-        async with self._channel() as channel:
-            while time.monotonic() < self._end_s:
-                number += 1
-                await self._stream(channel, [hello(self._name, number)], lies(number))
-                await asyncio.sleep(_PAUSE_S)
+        while time.monotonic() < self._end_s:
+            number += 1
+            self.answers[await self._stream(hello(self._name, number), lies(number))] += 1
+            await asyncio.sleep(_PAUSE_S)
 
-    async def _stream(self, channel: grpc.aio.Channel, first: list[Any], lies: Any) -> None:
-        stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)
-        kind, pack = (
-            (stub.AgentSession, scheduler_pb2.AgentMessages)
-            if self._role == "agent"
-            else (stub.GatewaySession, scheduler_pb2.GatewayMessages)
-        )
-        call = kind(timeout=_ANSWER_S)
+    async def _stream(self, first: Any, lies: Iterable[Any]) -> str:
+        """Returns the status with which the scheduler ended a stream, "OK" if it did not."""
+        is_agent = self._role == "agent"
+        pack = scheduler_pb2.AgentMessages if is_agent else scheduler_pb2.GatewayMessages
         try:
-            await call.write(pack(messages=first))
-            for lie in lies:
-                await call.write(pack(messages=[lie]))
-            while await call.read() is not grpc.aio.EOF:
-                pass
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # Where it was over before all was said, only the call may know why.
-            cut = await call.details() == _NOT_WRITTEN
-            self.answers["CUT" if cut else (await call.code()).name] += 1
+            async with (
+                asyncio.timeout(_ANSWER_S),
+                talking(self._target, Role(self._role), security=self._security) as end,
+            ):
+                await end.write(pack(messages=[first]))
+                for lie in lies:
+                    await end.write(pack(messages=[lie]))
+                while await end.read() is not None:
+                    pass
+        except CatenaryError as refused:
+            return grpc_code(refused).name
+        except TimeoutError:
+            return "DEADLINE_EXCEEDED"
+        assert end.error is not None
+        return grpc_code(end.error).name
 
-    def _channel(self) -> grpc.aio.Channel:
+    @property
+    def _security(self) -> ClientSecurity:
         stem = self._certs / f"{self._role}-{self._name}"
-        credentials = grpc.ssl_channel_credentials(
-            (self._certs / "ca.pem").read_bytes(),
-            stem.with_name(stem.name + "-key.pem").read_bytes(),
-            stem.with_suffix(".pem").read_bytes(),
+        return ClientSecurity(
+            ca_file=self._certs / "ca.pem",
+            cert_file=stem.with_suffix(".pem"),
+            key_file=stem.with_name(stem.name + "-key.pem"),
+            cluster=CLUSTER,
         )
-        name = f"scheduler.{CLUSTER}.catenary.internal"
-        options = [("grpc.ssl_target_name_override", name), ("grpc.max_send_message_length", -1)]
-        return grpc.aio.secure_channel(self._target, credentials, options)
 
 
 def _agent(name: str, number: int, **changes: Any) -> scheduler_pb2.AgentMessage:

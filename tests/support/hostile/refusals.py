@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,16 +20,25 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from catenary_protos.catenary.v1 import admin_pb2_grpc, common_pb2, frame_pb2, scheduler_pb2_grpc
+from catenary_protos.catenary.v1 import (
+    admin_pb2_grpc,
+    common_pb2,
+    frame_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from catenary_services.control.connecting import connected
 from catenary_services.errors import CatenaryError
+from catenary_services.grpc.error_tables import grpc_code
 from catenary_services.security.authority import CertificateAuthority, CertificateRequest
-from catenary_services.security.identity import Identity
+from catenary_services.security.identity import Identity, Role
 from catenary_services.security.keys import add_key
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
 from certificates import Certificates
 from cluster_harness import ROOT, RunningCluster, environment
+from shared_helpers.control_streams import ScriptedEnd
 
 SCHEDULER_NAME = "scheduler.main.catenary.internal"
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_metadata_size", 1 << 20)]
@@ -171,14 +180,43 @@ class Scene:
         with channel:
             return _status(lambda: call(channel, metadata))
 
-    def session(self, who: str, method: str, hello: Any, *, of: str = "us") -> str:
-        """Returns the status of a session opened at the scheduler with a hello."""
+    def session(self, who: str, role: Role, hello: Any, *, of: str = "us") -> str:
+        """Returns the status of a control stream opened at the scheduler in a role with a hello.
+
+        The scheduler is not asked where it takes such streams, as it would refuse to say.
+        """
+        return asyncio.run(self._session(who, role, hello, of))
+
+    async def _session(self, who: str, role: Role, hello: Any, of: str) -> str:
+        files = self.files(who, of) | {"ca_file": self.certs / "ca.pem"}
+        security = ClientSecurity(**files, cluster="main")
+        end = ScriptedEnd(scheduler_pb2.SchedulerToAgentMessages)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await connected(end.stream, "127.0.0.1", self.control_port, role, security)
+                await end.write(hello)
+                if await end.read() is not None:
+                    return "OK"
+        except CatenaryError as error:
+            return grpc_code(error).name
+        finally:
+            end.stream.abort()
+        assert end.error is not None
+        return grpc_code(end.error).name
+
+    @property
+    def control_port(self) -> int:
+        """Where the scheduler takes control streams, as it says to its gateway."""
+        found: list[int] = []
 
         def call(channel: grpc.Channel, metadata: Any) -> object:
-            rpc = getattr(scheduler_pb2_grpc.SchedulerStub(channel), method)
-            return next(rpc(_open(hello), metadata=metadata, timeout=TIMEOUT_S))
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            asked = scheduler_pb2.GetControlEndpointRequest()
+            found.append(stub.GetControlEndpoint(asked, metadata=metadata, timeout=TIMEOUT_S).port)
+            return None
 
-        return self.scheduler(who, call, of=of)
+        assert self.scheduler("gateway:gateway-0", call) == "OK"
+        return found[0]
 
     def port(self, process: str) -> int:
         """Returns the (only, or configured) port a child listens on."""
@@ -249,15 +287,9 @@ def make_keys(
     return {name: add_key(file, name, scopes, limits) for name, (scopes, limits) in callers.items()}
 
 
-def _open(hello: Any) -> Iterator[Any]:
-    yield hello
-
-
 def _status(call: Callable[[], object]) -> str:
     try:
         call()
-    except StopIteration:
-        return "ended"
     except grpc.RpcError as error:
         return str(error.code().name)
     return "OK"

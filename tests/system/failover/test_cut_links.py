@@ -77,6 +77,7 @@ async def texts_over(
             "host": place(SCHEDULER).host,
             "models": [TEXTS],
             "port": int(address.rpartition(":")[2]),
+            "control_port": 0,
             "plan_file": plan,
             "expected_agents": len(used),
             "lease_s": LEASE_S,

@@ -75,7 +75,7 @@ _IMAGE = np.zeros((1, 3, 224, 224), np.float32)
 COUNTS = {"sent_mb", "tried", "refused", "cpu_ms", "wall_ms"}
 """What attacks count beside their answers."""
 FLOODED = "QUOTA_EXCEEDED"
-THROWN_OUT = "UNAVAILABLE DEADLINE_EXCEEDED ABORTED CANCELLED CUT"
+THROWN_OUT = "UNAVAILABLE DEADLINE_EXCEEDED ABORTED CANCELLED"
 """Of peers: held off after they lied again and again, or replaced by who came after them."""
 TABLE = [
     row("half sent without a key", "UNAUTHENTICATED", FLOODED),

@@ -25,6 +25,7 @@ from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, common_pb2, s
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.redis.redis_client import connect
+from catenary_services.security.identity import Role
 from catenary_services.security.key_file import revoke_keys
 from catenaryd.commands.redis_acl import HEALTH, SCHEDULER, VIEW, acl_file
 from catenaryd.demo.models import ensure_model
@@ -278,11 +279,16 @@ def at_scheduler(
     return Attempt(f"scheduler: {what}", lambda scene: scene.scheduler(who, call, **how), expected)
 
 
-def session(what: str, who: str, method: str, hello: Any, **how: Any) -> Attempt:
+def session(
+    what: str,
+    who: str,
+    role: Role,
+    hello: Any,
+    expected: str = "PERMISSION_DENIED",
+    **how: Any,
+) -> Attempt:
     return Attempt(
-        f"scheduler: {what}",
-        lambda scene: scene.session(who, method, hello, **how),
-        "PERMISSION_DENIED",
+        f"scheduler: {what}", lambda scene: scene.session(who, role, hello, **how), expected
     )
 
 
@@ -318,31 +324,37 @@ INSIDE = [
     session(
         "a gateway's session, as an agent",
         "agent:agent-0",
-        "GatewaySession",
+        Role.GATEWAY,
         gateway_hello("agent-0"),
     ),
     session(
         "a gateway's session, as an operator",
         "operator:eve",
-        "GatewaySession",
+        Role.GATEWAY,
         gateway_hello("eve"),
     ),
     session(
         "an agent's session, as a gateway",
         "gateway:gateway-0",
-        "AgentSession",
+        Role.AGENT,
         agent_hello("gateway-0"),
     ),
-    session(
-        "to be another gateway", "gateway:gateway-9", "GatewaySession", gateway_hello("gateway-0")
-    ),
-    session("to be another agent", "agent:agent-9", "AgentSession", agent_hello("agent-0")),
+    session("to be another gateway", "gateway:gateway-9", Role.GATEWAY, gateway_hello("gateway-0")),
+    session("to be another agent", "agent:agent-9", Role.AGENT, agent_hello("agent-0")),
     session(
         "an agent of another cluster",
         "agent:agent-9",
-        "AgentSession",
+        Role.AGENT,
         agent_hello("agent-9"),
         of="other cluster",
+    ),
+    session(
+        "an agent of strangers",
+        "agent:agent-9",
+        Role.AGENT,
+        agent_hello("agent-9"),
+        of="strangers",
+        expected="UNAVAILABLE",
     ),
     frames("as a stranger", "agent:agent-1", of="strangers"),
     frames("as an agent of another cluster", "agent:agent-1", of="other cluster"),

@@ -34,29 +34,19 @@ class SchedulerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.GatewaySession = channel.stream_stream(
-                '/catenary.v1.Scheduler/GatewaySession',
-                request_serializer=catenary_dot_v1_dot_scheduler__pb2.GatewayMessages.SerializeToString,
-                response_deserializer=catenary_dot_v1_dot_scheduler__pb2.SchedulerToGatewayMessages.FromString,
-                _registered_method=True)
-        self.AgentSession = channel.stream_stream(
-                '/catenary.v1.Scheduler/AgentSession',
-                request_serializer=catenary_dot_v1_dot_scheduler__pb2.AgentMessages.SerializeToString,
-                response_deserializer=catenary_dot_v1_dot_scheduler__pb2.SchedulerToAgentMessages.FromString,
+        self.GetControlEndpoint = channel.unary_unary(
+                '/catenary.v1.Scheduler/GetControlEndpoint',
+                request_serializer=catenary_dot_v1_dot_scheduler__pb2.GetControlEndpointRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_scheduler__pb2.GetControlEndpointResponse.FromString,
                 _registered_method=True)
 
 
 class SchedulerServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def GatewaySession(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def AgentSession(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+    def GetControlEndpoint(self, request, context):
+        """Where the leader takes control streams; a standby refuses.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -64,15 +54,10 @@ class SchedulerServicer:
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GatewaySession': grpc.stream_stream_rpc_method_handler(
-                    servicer.GatewaySession,
-                    request_deserializer=catenary_dot_v1_dot_scheduler__pb2.GatewayMessages.FromString,
-                    response_serializer=catenary_dot_v1_dot_scheduler__pb2.SchedulerToGatewayMessages.SerializeToString,
-            ),
-            'AgentSession': grpc.stream_stream_rpc_method_handler(
-                    servicer.AgentSession,
-                    request_deserializer=catenary_dot_v1_dot_scheduler__pb2.AgentMessages.FromString,
-                    response_serializer=catenary_dot_v1_dot_scheduler__pb2.SchedulerToAgentMessages.SerializeToString,
+            'GetControlEndpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetControlEndpoint,
+                    request_deserializer=catenary_dot_v1_dot_scheduler__pb2.GetControlEndpointRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_scheduler__pb2.GetControlEndpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,7 +71,7 @@ class Scheduler:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def GatewaySession(request_iterator,
+    def GetControlEndpoint(request,
             target,
             options=(),
             channel_credentials=None,
@@ -96,39 +81,12 @@ class Scheduler:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/catenary.v1.Scheduler/GatewaySession',
-            catenary_dot_v1_dot_scheduler__pb2.GatewayMessages.SerializeToString,
-            catenary_dot_v1_dot_scheduler__pb2.SchedulerToGatewayMessages.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AgentSession(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/catenary.v1.Scheduler/AgentSession',
-            catenary_dot_v1_dot_scheduler__pb2.AgentMessages.SerializeToString,
-            catenary_dot_v1_dot_scheduler__pb2.SchedulerToAgentMessages.FromString,
+            '/catenary.v1.Scheduler/GetControlEndpoint',
+            catenary_dot_v1_dot_scheduler__pb2.GetControlEndpointRequest.SerializeToString,
+            catenary_dot_v1_dot_scheduler__pb2.GetControlEndpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,12 +12,12 @@ from functools import partial
 
 from catenary_services.addresses import host_port
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
+from catenary_services.security.identity import identity_of_socket
 from catenary_services.transport.acknowledgements import Lost
 from catenary_services.transport.exchange import (
     MemoryFrame,
     check_receiver,
     deliver,
-    identity_of_socket,
     introduction,
     lost,
     push_timed_out,

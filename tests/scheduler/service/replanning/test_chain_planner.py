@@ -10,7 +10,7 @@ import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.registry import AgentRegistry, AgentState, AgentStream
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.observed.links import MeasuredLink
 from catenary_scheduler.observed.profiles import MeasuredProfiles
@@ -36,7 +36,6 @@ from catenary_scheduler.replanning.solver import Solver, SolverResult
 from catenary_scheduler.scaling import DemandPolicy, LoadReplanning, ReplanPolicy, SessionDemand
 from catenary_scheduler.storage.values.codec import decode_document, encode_document
 from catenary_scheduler.storage.values.stored import DeploymentSpec, StoredProvenance
-from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -46,20 +45,16 @@ from catenary_services.domain.ids import (
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
-from scheduler_harness import LLM, MS, TOY, add_decoder, add_model, until
+from scheduler_harness import LLM, MS, TOY, add_decoder, add_model, unconnected, until
 
 S = NANOSECONDS_PER_SECOND
-
-
-async def nothing(_: object) -> None:
-    return None
 
 
 def registry(*names: str, memory_bytes: int = 10**6) -> AgentRegistry:
     found: AgentRegistry = {}
     for name in names:
         agent = Agent(AgentId(name), "cpu", ServerId(name), memory_bytes, 10**9)
-        session: AgentStream = PeerStream(nothing)
+        session = unconnected()
         found[agent.agent_id] = AgentState(agent, 1, common_pb2.Peer(), "cpu", 0.0, session)
     return found
 

@@ -11,7 +11,7 @@ import pytest
 
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_scheduler.agents.deployments import Deployments
-from catenary_scheduler.agents.registry import AgentRegistry, AgentState, AgentStream
+from catenary_scheduler.agents.registry import AgentRegistry, AgentState
 from catenary_scheduler.observed.links import MeasuredLink
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement
@@ -30,13 +30,12 @@ from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.replanning.solver import SolverResult
 from catenary_scheduler.scaling import LoadReplanning, ReplanPolicy
 from catenary_scheduler.storage.clock import now_ns
-from catenary_scheduler.wire.streams import PeerStream
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 from catenary_services.errors import InternalError, PlanInfeasible
 from catenary_services.models.model_repository import ModelRepository
-from scheduler_harness import MS, TOY, add_model, until
+from scheduler_harness import MS, TOY, add_model, unconnected, until
 
 OTHER = ModelKey("other", "1")
 SETTLED_S = 100.0
@@ -75,15 +74,11 @@ async def deployed(tmp_path: Path) -> Deployments:
     return deployments
 
 
-async def nothing(_: object) -> None:
-    return None
-
-
 def registry(*names: str) -> AgentRegistry:
     found: AgentRegistry = {}
     for name in names:
         agent = Agent(AgentId(name), "l4", ServerId(name), 10**9, 10**9)
-        session: AgentStream = PeerStream(nothing)
+        session = unconnected()
         found[agent.agent_id] = AgentState(agent, 1, common_pb2.Peer(), "emulated:l4", 0.0, session)
     return found
 

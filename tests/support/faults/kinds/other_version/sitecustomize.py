@@ -23,7 +23,10 @@ def _version(name: str) -> str:
 importlib.metadata.version = _version
 
 
-def _serialize(messages: Any) -> bytes:
+def _older(data: bytes) -> bytes:
+    from catenary_protos.catenary.v1 import scheduler_pb2
+
+    messages = scheduler_pb2.AgentMessages.FromString(data)
     for message in messages.messages:
         if message.WhichOneof("kind") == "hello":
             for field in _NEWER:
@@ -33,20 +36,16 @@ def _serialize(messages: Any) -> bytes:
 
 
 def _patch() -> None:
-    from catenary_protos.catenary.v1 import scheduler_pb2, scheduler_pb2_grpc
+    from catenary_services.control.control_stream import ControlStream
+    from catenary_services.transport.frames import MessageKind
 
-    real = scheduler_pb2_grpc.SchedulerStub.__init__
+    real = ControlStream.write
 
     @functools.wraps(real)
-    def init(self: Any, channel: Any) -> None:
-        real(self, channel)
-        self.AgentSession = channel.stream_stream(
-            "/catenary.v1.Scheduler/AgentSession",
-            request_serializer=_serialize,
-            response_deserializer=scheduler_pb2.SchedulerToAgentMessages.FromString,
-        )
+    def write(self: Any, kind: MessageKind, data: bytes) -> None:
+        real(self, kind, _older(data) if kind is MessageKind.PACK else data)
 
-    scheduler_pb2_grpc.SchedulerStub.__init__ = init
+    ControlStream.write = write  # type: ignore[method-assign]
 
 
 _patch()

@@ -1,0 +1,1 @@
+"""Streams of packs of messages between the scheduler and its gateways and agents, over TCP."""
