@@ -145,7 +145,7 @@ def test_the_report_has_every_policy_and_load_and_says_why_chats_were_refused(
     assert {policy for policy, _, _ in served} == {"jffc", "least-time"}
     assert found.facts["live"][0]["problems"] == {"DEADLINE: refused": 1}
     text = Report("chats", wanted.title, (), ()).beside(found).markdown()
-    assert "| 1/s: jffc | 4 | 1 | 2 | 1 | 75 % | 25 % | 0.50 |" in text
+    assert "| 2/s: jffc | 4 | 1 | 2 | 1 | 75 % | 25 % | 0.50 |" in text
 
 
 def test_agents_of_one_model_have_one_size_of_it() -> None:
