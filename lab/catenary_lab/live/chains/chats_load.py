@@ -52,21 +52,20 @@ class ChatsLoad:
     async def send(self, client: catenary.AsyncClient, number: int, due: float) -> AnsweredChat:
         """Returns the outcome of a chat."""
         asked = self.asked[number]
-        named: catenary.GenerationOptions = {}
+        named: catenary.GenerationOptions = {
+            "max_tokens": asked.answer_tokens,
+            "ignore_eos": True,
+            "timeout_s": _TIMEOUT_S,
+        }
         if self.objectives_ms is not None:
             first_ms, each_ms = self.objectives_ms
-            named = {
-                "time_to_first_token_slo_ms": first_ms,
-                "time_per_output_token_slo_ms": each_ms,
-            }
+            named["time_to_first_token_slo_ms"] = first_ms
+            named["time_per_output_token_slo_ms"] = each_ms
         began = time.monotonic()
         stream = client.generate(
             KEY.name,
             [1 + place % (VOCABULARY - 1) for place in range(asked.prompt_tokens)],
             stream=True,
-            max_tokens=asked.answer_tokens,
-            ignore_eos=True,
-            timeout_s=_TIMEOUT_S,
             **named,
         )
         problem = await problem_of(stream, asked.answer_tokens)

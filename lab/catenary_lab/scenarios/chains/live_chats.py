@@ -131,7 +131,7 @@ def _panels(scenario: Chats, facts: Sequence[Facts]) -> tuple[Bars, ...]:
 
 def _panel(scenario: Chats, facts: Sequence[Facts], measure: Measure) -> Bars:
     cases = tuple(dict.fromkeys(each["case"] for each in facts))
-    series = {
+    series: dict[str, tuple[float | None, ...]] = {
         policy: tuple(
             None if each[measure.key] is None else measure.scale * each[measure.key]
             for each in facts

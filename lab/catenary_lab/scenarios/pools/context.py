@@ -11,8 +11,8 @@ from catenary_lab.scenarios.pools.published import Measured, read_measured
 from catenary_lab.scenarios.pools.schema import (
     Attainment,
     LoadFactors,
+    OfDataset,
     Policy,
-    PoolsScenario,
     matching,
 )
 
@@ -36,7 +36,7 @@ class Context:
         return read_measured(self.dataset)
 
 
-def context_of(scenario: PoolsScenario) -> Context:
+def context_of(scenario: OfDataset) -> Context:
     """Returns the data set of a scenario; raises InvalidInput if there is no such folder."""
     return Context(data_folder(scenario.dataset, "dataset"))
 

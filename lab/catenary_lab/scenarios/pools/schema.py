@@ -171,9 +171,8 @@ class LivePlans(Scenario):
     measured_s: Positive = Field(20.0, description="and each time for so long.")
 
 
-PoolsScenario = (
-    LoadFactors | Utilisation | Attainment | Sensitivity | PlannerScaling | Live | LivePlans
-)
+OfDataset = LoadFactors | Utilisation | Attainment | Sensitivity | PlannerScaling | Live
+PoolsScenario = OfDataset | LivePlans
 FILES: ScenarioFiles[PoolsScenario] = ScenarioFiles(
     Annotated[PoolsScenario, Field(discriminator="kind")]
 )
