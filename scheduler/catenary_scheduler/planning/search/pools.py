@@ -60,19 +60,23 @@ def search_pools(task: PoolQuestion, time_limit_s: float, clock: Clock) -> PlanA
         PlanInfeasible: The agents cannot serve the model in any way.
     """
     priced: list[_Priced] = []
-    impossible: list[PlanOption] = []
+    left_over: list[PlanOption] = []
     for name, make in _ways(task, time_limit_s, clock):
         try:
             placement, limit = make()
             _check_room(task, placement)
         except PlanInfeasible as error:
-            impossible.append(PlanOption(name, None, None, error.message))
+            left_over.append(PlanOption(name, None, None, error.message))
         else:
             found = candidate(task.problem, placement, task.groups)
-            if all(found.placement != each.candidate.placement for each in priced):
-                priced.append(_Priced(name, found, limit))
+            made = _Priced(name, found, limit)
+            same = [p.name for p in priced if p.candidate.placement == found.placement]
+            if same:
+                left_over.append(_option(task, made, f"it is the same as {same[0]}"))
+            else:
+                priced.append(made)
     if not priced:
-        raise PlanInfeasible("; ".join(f"{each.name}: {each.why_not}" for each in impossible))
+        raise PlanInfeasible("; ".join(f"{each.name}: {each.why_not}" for each in left_over))
     chosen = _best(task, priced)
     others = sorted(
         (each for each in priced if each is not chosen),
@@ -85,7 +89,7 @@ def search_pools(task: PoolQuestion, time_limit_s: float, clock: Clock) -> PlanA
     idle = idle_reasons(task.problem, in_time, task.groups)
     return PlanAnswer(
         task.deployed.key,
-        (*options, *impossible),
+        (*options, *left_over),
         {str(agent): why for agent, why in idle.items()},
         task.notes,
     )

@@ -61,6 +61,8 @@ class Shape:
     placement: ModelPlacement
     asked_for: bool = False
     """True if an operator asked for this shape, so that no other one is taken."""
+    also: tuple[str, ...] = ()
+    """Names of other shapes that came to the same chains."""
 
     @property
     def chains(self) -> tuple[ChainPlacement, ...]:
@@ -104,7 +106,9 @@ def shapes_of(
         if isinstance(shape, InfeasibleShape):
             impossible.append(shape)
         else:
-            found.setdefault(shape.chains, shape)
+            known = found.setdefault(shape.chains, shape)
+            if shape.name not in (known.name, *known.also):
+                found[shape.chains] = replace(known, also=(*known.also, shape.name))
     return list(found.values()), impossible
 
 

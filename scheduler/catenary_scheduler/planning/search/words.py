@@ -29,6 +29,11 @@ def answer_of(search: ChainSearch, notes: tuple[str, ...] = ()) -> PlanAnswer:
         )
         for each in priced
     ]
+    options += [
+        PlanOption(name, each.shape.placement, each.figures, f"it is the same as {each.shape.name}")
+        for each in priced
+        for name in each.shape.also
+    ]
     options += [PlanOption(each.name, None, None, each.problem) for each in search.impossible]
     key = search.job.load.deployed.key
     idle = {str(agent): why for agent, why in idle_reasons(search).items()}
@@ -82,6 +87,11 @@ def _others(search: ChainSearch) -> list[str]:
         f"instead, {other.shape.name} would give {said(other.figures)}; {why_not(search, other)}."
         for other in search.others
         if other.figures is not None
+    ]
+    lines += [
+        f"{name}: the same as {each.shape.name}."
+        for each in (search.chosen, *search.others)
+        for name in each.shape.also
     ]
     key = search.job.load.deployed.key
     return [

@@ -176,7 +176,8 @@ def test_whole_replicas_are_taken_where_they_survive_and_all_others_are_told() -
     assert chosen.figures.survives
     # One row at a time: 4 ms on the new device, 12 ms on each of the old ones.
     assert chosen.figures.rate_per_s == pytest.approx(250 + 2 * 1000 / 12, rel=1e-6)
-    assert {each.name for each in found.options} >= {"an even split", "only new", "only old"}
+    names = {each.name for each in found.options}
+    assert names == {"whole replicas", "pools", "an even split", "only new", "only old"}
     assert all(each.why_not for each in found.options[1:])
     assert found.idle == {}
 
@@ -283,6 +284,8 @@ def test_chains_are_answered_by_the_search_of_the_live_planner() -> None:
     chosen = found.options[0]
     assert chosen.figures is not None
     assert chosen.figures.survives
+    told = {each.name: each.why_not for each in found.options}
+    assert told["whole replicas"] == "it is the same as composed chains"
     assert (chosen.figures.gpus, chosen.figures.tokens_per_s > 0) == (3, True)
     few = answer(chain_question(*agents, order=SearchOrder.FEWEST_GPUS))
     assert few.options[0].name == "only new"
