@@ -86,8 +86,8 @@ class ScriptedScheduler(ScriptedEndpoint):
 
     async def tell_all(self, **kind) -> None:
         """Says the same to every agent that is there; `order` speaks to the last one only."""
-        for call in self._calls:
-            await call.write(self._packed(**kind))
+        for end in self._ends:
+            await end.write(self._packed(**kind))
 
     async def order_when_there(self, **kind) -> None:
         """Orders as soon as an agent has said hello."""
