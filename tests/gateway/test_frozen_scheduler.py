@@ -22,7 +22,11 @@ TOLD_WITHIN_S = 2.0
 class Standing(admin_pb2_grpc.AdminServicer):
     """Takes every call and answers none."""
 
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.set()
         await asyncio.sleep(60)
 
     ApplyPlan = GetPlan = GetStatus
@@ -68,3 +72,15 @@ async def test_a_change_asked_of_a_scheduler_that_was_silent_before_is_refused_a
         async with asyncio.timeout(30):
             with pytest.raises(Unavailable, match="said nothing for"):
                 await scheduler.call("ApplyPlan", admin_pb2.ApplyPlanRequest(), 60.0)
+
+
+async def test_whoever_waits_is_told_when_the_link_closes_its_channel_with_the_stream() -> None:
+    standing = Standing()
+    async with connected(admin_pb2_grpc.add_AdminServicer_to_server, standing) as channel:
+        scheduler = SchedulerAdmin(Link(channel, heard_ago_s=None))
+        request = admin_pb2.ApplyPlanRequest(plan_json="{}")
+        asking = asyncio.ensure_future(scheduler.call("ApplyPlan", request, 60.0))
+        await standing.asked.wait()
+        await channel.close()
+        with pytest.raises(Unavailable, match="connection to the scheduler is gone"):
+            await asking

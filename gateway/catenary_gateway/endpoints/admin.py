@@ -109,6 +109,12 @@ class SchedulerAdmin:
         try:
             while True:
                 done, _ = await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S)
+                if waiting.cancelled():  # by the link, which closes its channel with the stream
+                    raise Unavailable(
+                        "the connection to the scheduler is gone; what was asked of it may still"
+                        " happen",
+                        retry_after_ns=_RETRY_NS,
+                    )
                 if done:
                     return waiting.result()
                 if self._link.silent_s > FROZEN_AFTER_S:
