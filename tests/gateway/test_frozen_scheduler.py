@@ -31,6 +31,10 @@ class Standing(admin_pb2_grpc.AdminServicer):
 
     ApplyPlan = GetPlan = GetStatus
 
+    async def WatchScaling(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        yield admin_pb2.ScalingAdvice(agents_wanted=2)
+        await asyncio.sleep(60)
+
 
 class Link:
     metadata: tuple[tuple[str, str], ...] = ()
@@ -84,3 +88,15 @@ async def test_whoever_waits_is_told_when_the_link_closes_its_channel_with_the_s
         await channel.close()
         with pytest.raises(Unavailable, match="connection to the scheduler is gone"):
             await asking
+
+
+async def test_advice_on_scaling_ends_with_an_error_when_the_link_closes_its_channel() -> None:
+    async with connected(admin_pb2_grpc.add_AdminServicer_to_server, Standing()) as channel:
+        scheduler = SchedulerAdmin(Link(channel, heard_ago_s=None))
+        advice = scheduler.watch_scaling(admin_pb2.WatchScalingRequest())
+        assert (await anext(advice)).agents_wanted == 2
+        more = asyncio.ensure_future(anext(advice))
+        await asyncio.sleep(0)  # until it waits
+        await channel.close()
+        with pytest.raises(Unavailable, match="connection to the scheduler is gone"):
+            await more

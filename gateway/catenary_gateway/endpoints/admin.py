@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Protocol
 
 import grpc.aio
@@ -126,19 +126,33 @@ class SchedulerAdmin:
         finally:
             waiting.cancel()
 
-    def watch_scaling(
+    async def watch_scaling(
         self, request: admin_pb2.WatchScalingRequest
-    ) -> AsyncIterable[admin_pb2.ScalingAdvice]:
-        """Returns the stream of the scheduler's advice, which lasts until the scheduler ends it.
+    ) -> AsyncGenerator[admin_pb2.ScalingAdvice, None]:
+        """Yields the scheduler's advice, until the scheduler ends the stream.
 
         Raises:
-            Unavailable: No scheduler leads this gateway.
+            Unavailable: No scheduler leads this gateway, or none does any more.
+            grpc.aio.AioRpcError: The scheduler ended the stream with an error.
         """
         channel = self._link.channel
         if channel is None:
             raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
         stub = admin_pb2_grpc.AdminStub(channel)
-        return stub.WatchScaling(request, metadata=self._link.metadata or None)
+        call = stub.WatchScaling(request, metadata=self._link.metadata or None)
+        try:
+            async for advice in call:
+                yield advice
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The link closes its channel with the stream, which ends calls like this.
+            raise Unavailable(
+                "the connection to the scheduler is gone", retry_after_ns=_RETRY_NS
+            ) from None
+        finally:
+            call.cancel()
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):

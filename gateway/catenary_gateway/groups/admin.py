@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc.aio
@@ -59,7 +59,7 @@ class GroupsAdmin(SchedulerAdmin):
 
     async def watch_scaling(
         self, request: admin_pb2.WatchScalingRequest
-    ) -> AsyncIterator[admin_pb2.ScalingAdvice]:
+    ) -> AsyncGenerator[admin_pb2.ScalingAdvice, None]:
         """Yields the sum of all groups' advice, at once and whenever one of them changes.
 
         A sum without one group would look like advice to stop its agents, so the stream ends when

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc.aio
@@ -46,8 +47,8 @@ class ScalingSource(Protocol):
 
     def watch_scaling(
         self, request: admin_pb2.WatchScalingRequest
-    ) -> AsyncIterable[admin_pb2.ScalingAdvice]:
-        """Returns the stream of the scheduler's advice, which lasts until the scheduler ends it."""
+    ) -> AsyncGenerator[admin_pb2.ScalingAdvice, None]:
+        """Yields the scheduler's advice, until the scheduler ends the stream."""
         ...
 
 
@@ -119,16 +120,10 @@ class ExternalScaler(keda_grpc.ExternalScalerServicer):
         return replicas_of(share, advice, agents)
 
     async def _advice(self) -> admin_pb2.ScalingAdvice:
-        stream = self._scheduler.watch_scaling(admin_pb2.WatchScalingRequest())
-        try:
+        request = admin_pb2.WatchScalingRequest()
+        async with aclosing(self._scheduler.watch_scaling(request)) as stream:
             async for advice in stream:
                 return advice
-        finally:
-            # The stream of a single scheduler is a call, that of several groups a generator.
-            if isinstance(stream, grpc.aio.Call):
-                stream.cancel()
-            elif isinstance(stream, AsyncGenerator):
-                await stream.aclose()
         raise Unavailable("the scheduler ended the stream", retry_after_ns=_RETRY_NS)
 
     async def _agents(self) -> list[admin_pb2.AgentStatus]:
