@@ -49,6 +49,8 @@ class Target:
     http: str
     admin: str
     scheduler: str
+    control: str
+    """Where the scheduler takes control streams."""
     frames: str
     shm: str
     model: str
@@ -385,6 +387,7 @@ ATTACKS: dict[str, Callable[[Target], Answers]] = {
     ),
     "half sent bodies of a client": lambda t: _half_bodies(t.http, t),
     "silence at the scheduler": lambda t: _rate(lambda: _connect(t.scheduler), b"", 100),
+    "silence at the control port": lambda t: _rate(lambda: _connect(t.control), b"", 100),
     # The time of the event loop
     "bombs": lambda t: _flood(t.http, _packed(t, _BOMB, t.key)),
     "bombs without a key": lambda t: _flood(t.http, _packed(t, _BOMB, "")),

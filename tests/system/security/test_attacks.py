@@ -88,6 +88,7 @@ TABLE = [
     row("one after the other half sent by a client", "OVERLOADED", "DEADLINE_EXCEEDED"),
     row("half sent bodies of a client", "503", "429 open closed"),
     row("silence at the scheduler", ""),
+    row("silence at the control port", ""),
     row("bombs", "413", "429 503"),
     row("bombs without a key", "401", "429"),
     row("bombs over the quota", "429", "413"),
@@ -166,12 +167,15 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         (frames,) = attacks.listening_of(pids[agents[0]])
         unix = psutil.Process(pids[agents[0]]).net_connections("unix")
         shm = next(each.laddr for each in unix if str(each.laddr).endswith(".shm.sock"))
-        scheduler = attacks.listening_of(pids["scheduler"])[0]
+        told = psutil.Process(pids[agents[0]]).cmdline()
+        scheduler = told[told.index("--scheduler-addresses") + 1]
+        (control,) = set(attacks.listening_of(pids["scheduler"])) - {scheduler}
         target = Target(
             cluster.grpc,
             cluster.http.removeprefix("http://"),
             cluster.admin,
             scheduler,
+            control,
             frames,
             str(shm),
             MODEL,
