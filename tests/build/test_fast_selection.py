@@ -41,6 +41,7 @@ PURE = (
     "scheduler/planning/search",
     "scheduler/scaling",
     "services/content",
+    "services/control",
     "services/domain",
     "services/grpc",
     "services/models",
