@@ -12,17 +12,14 @@ from typing import Any, Protocol, TypeAlias
 import grpc.aio
 
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_services.control.arrival_budget import ArrivalBudget
 from catenary_services.control.connecting import Heartbeats, open_stream
-from catenary_services.control.control_stream import MAX_PACK_BYTES, ControlStream
+from catenary_services.control.control_stream import ControlStream, SchedulerEnd
 from catenary_services.control.pack_writer import PackWriter
-from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage, Overloaded
+from catenary_services.errors import CatenaryError, InvalidMessage, Overloaded
 from catenary_services.grpc.grpc_kit import open_channel
 from catenary_services.log import get_logger
-from catenary_services.rules import parsed
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity
-from catenary_services.transport.frames import MessageKind
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
@@ -167,7 +164,7 @@ class SchedulerLink:
         heartbeats: Heartbeats | None = None
         try:
             await open_stream(
-                session.stream,
+                session.end.stream,
                 address,
                 channel,
                 Role.GATEWAY,
@@ -175,14 +172,14 @@ class SchedulerLink:
                 self.metadata,
                 timeout_s=CONNECT_TIMEOUT_S,
             )
-            self._stream = session.stream
+            self._stream = session.end.stream
             session.write([_Message(hello=listener.hello())])
-            heartbeats = Heartbeats(session.stream, session.beat, HEARTBEAT_S, SILENCE_S)
-            await session.over
+            heartbeats = Heartbeats(session.end.stream, session.beat, HEARTBEAT_S, SILENCE_S)
+            await session.end.over
         finally:
             if heartbeats is not None:
                 heartbeats.stop()
-            session.stream.abort()
+            session.end.stream.abort()
             session.writer.close()
             if self._writer is session.writer:
                 self._writer = None
@@ -193,55 +190,37 @@ class SchedulerLink:
 
 
 class _Session:
-    """The handler of one stream to a scheduler."""
+    """One stream to a scheduler, with the queue in front of it."""
 
     def __init__(self, invalid: Callable[[], None], handlers: MessageHandlers) -> None:
-        self._invalid = invalid
         self.handlers = dict(handlers)
-        self.stream = ControlStream(self, ArrivalBudget(2 * MAX_PACK_BYTES))
+        self.end = SchedulerEnd(
+            scheduler_pb2.SchedulerToGatewayMessages, self._take, self._resumed, invalid
+        )
         self.writer: PackWriter[scheduler_pb2.GatewayMessage] = PackWriter(
             self.write, self._is_full, spacing_s=SPACING_S
         )
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the reason why the stream ended, as an error."""
 
-    def received(self, kind: MessageKind, data: bytes) -> None:
-        """Passes messages to their handlers."""
-        if kind is not MessageKind.PACK:
-            raise InvalidInput("prefix.kind", f"unexpected {kind.name}")
-        try:
-            pack = parsed(scheduler_pb2.SchedulerToGatewayMessages, data)
-        except InvalidMessage as error:
-            self._invalid()
-            _log.warning("scheduler_unbelievable", why=error.message)
-            raise
+    def write(self, messages: list[scheduler_pb2.GatewayMessage]) -> None:
+        """Writes messages as one pack, ahead of all that waits."""
+        self.end.write(scheduler_pb2.GatewayMessages(messages=messages))
+
+    def beat(self) -> None:
+        """Queues a heartbeat, unless the queue is full and says enough."""
+        with suppress(Overloaded):
+            self.writer.put(_Message(heartbeat=scheduler_pb2.Heartbeat()))
+
+    def _take(self, pack: scheduler_pb2.SchedulerToGatewayMessages) -> None:
         for message in pack.messages:
             said = message.WhichOneof("kind")
             if said is not None and (handle := self.handlers.get(said)) is not None:
                 handle(getattr(message, said))
 
-    def resumed(self) -> None:
-        """Goes on writing after the scheduler has read."""
+    def _resumed(self) -> None:
         self.writer.resumed()
 
-    def ended(self, error: CatenaryError) -> None:
-        """Notes that the stream is over."""
-        if not self.over.done():
-            self.over.set_exception(error)
-            self.over.exception()  # retrieved even if nobody waits any more
-
-    def write(self, messages: list[scheduler_pb2.GatewayMessage]) -> None:
-        """Writes a pack."""
-        pack = scheduler_pb2.GatewayMessages(messages=messages)
-        self.stream.write(MessageKind.PACK, pack.SerializeToString())
-
-    def beat(self) -> None:
-        """Sends a heartbeat."""
-        with suppress(Overloaded):
-            self.writer.put(_Message(heartbeat=scheduler_pb2.Heartbeat()))
-
     def _is_full(self) -> bool:
-        return self.stream.is_full
+        return self.end.stream.is_full
 
 
 def _nothing() -> None:

@@ -18,9 +18,8 @@ from typing import Protocol
 from catenary_agent.engine.reporting import FixedMessage
 from catenary_agent.outbox import Outbox
 from catenary_protos.catenary.v1 import scheduler_pb2
-from catenary_services.control.arrival_budget import ArrivalBudget
 from catenary_services.control.connecting import Heartbeats, open_stream
-from catenary_services.control.control_stream import MAX_PACK_BYTES, ControlStream
+from catenary_services.control.control_stream import ControlStream, SchedulerEnd
 from catenary_services.domain.groups import EPOCH_FIELD, is_epoch
 from catenary_services.errors import (
     CatenaryError,
@@ -31,10 +30,8 @@ from catenary_services.errors import (
 )
 from catenary_services.grpc.grpc_kit import open_channel
 from catenary_services.log import get_logger
-from catenary_services.rules import parsed
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity
-from catenary_services.transport.frames import MessageKind
 
 _log = get_logger("catenary_agent.control")
 
@@ -171,7 +168,7 @@ class SchedulerLink:
         channel = open_channel(address, self._security, role=Role.SCHEDULER)
         try:
             await open_stream(
-                session.stream,
+                session.end.stream,
                 address,
                 channel,
                 Role.AGENT,
@@ -180,20 +177,22 @@ class SchedulerLink:
                 timeout_s=self._times.silence_s,
             )
         except BaseException:
-            session.stream.abort()
+            session.end.stream.abort()
             raise
         finally:
             await channel.close()
-        self._stream = session.stream
+        self._stream = session.end.stream
         session.write([scheduler_pb2.AgentMessage(hello=self._orders.hello())])
         times = self._times
-        heartbeats = Heartbeats(session.stream, session.beat, times.heartbeat_s, times.silence_s)
+        heartbeats = Heartbeats(
+            session.end.stream, session.beat, times.heartbeat_s, times.silence_s
+        )
         try:
-            await session.over
+            await session.end.over
         finally:
             heartbeats.stop()
             self._outbox.rest()
-            session.stream.abort()
+            session.end.stream.abort()
 
     def greeted(self, welcome: scheduler_pb2.SchedulerToAgentMessage, session: _Session) -> None:
         """Judges the scheduler by its first message, and sends it reports from then on.
@@ -266,26 +265,18 @@ class SchedulerLink:
 
 
 class _Session:
-    """The handler of one stream to a scheduler."""
+    """One stream to a scheduler, and what is sent over it."""
 
     def __init__(self, link: SchedulerLink, address: str) -> None:
         self._link = link
         self.address = address
         self._is_greeted = False
-        self.stream = ControlStream(self, ArrivalBudget(2 * MAX_PACK_BYTES))
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the reason why the stream ended, as an error."""
+        self.end = SchedulerEnd(
+            scheduler_pb2.SchedulerToAgentMessages, self._take, self.send, link.invalid
+        )
 
-    def received(self, kind: MessageKind, data: bytes) -> None:
+    def _take(self, pack: scheduler_pb2.SchedulerToAgentMessages) -> None:
         """Takes in the welcome, then orders."""
-        if kind is not MessageKind.PACK:
-            raise InvalidInput("prefix.kind", f"unexpected {kind.name}")
-        try:
-            pack = parsed(scheduler_pb2.SchedulerToAgentMessages, data)
-        except InvalidMessage as error:
-            self._link.invalid()
-            _log.warning("scheduler_unbelievable", address=self.address, why=error.message)
-            raise
         orders: Iterable[scheduler_pb2.SchedulerToAgentMessage] = pack.messages
         if not self._is_greeted:
             first, *orders = pack.messages or [scheduler_pb2.SchedulerToAgentMessage()]
@@ -294,32 +285,24 @@ class _Session:
         for order in orders:
             self._link.ordered(order)
 
-    def resumed(self) -> None:
-        """Goes on writing after the scheduler has read."""
-        self.send()
-
-    def ended(self, error: CatenaryError) -> None:
-        """Notes that the stream is over."""
-        if not self.over.done():
-            self.over.set_exception(error)
-            self.over.exception()  # retrieved even if nobody waits any more
-
     def send(self) -> None:
         """Sends what waits in the outbox, unless the scheduler reads too slowly."""
-        if self._is_greeted and not self.stream.is_full and not self.stream.closed:
-            messages = self._link.taken()
-            if messages:
-                self.write(messages)
+        if self._may_send and (messages := self._link.taken()):
+            self.write(messages)
 
     def beat(self) -> None:
         """Sends a heartbeat, with what waits in the outbox."""
-        if self._is_greeted and not self.stream.is_full and not self.stream.closed:
+        if self._may_send:
             self.write([*self._link.taken(), self._link.heartbeat()])
 
+    @property
+    def _may_send(self) -> bool:
+        stream = self.end.stream
+        return self._is_greeted and not stream.is_full and not stream.closed
+
     def write(self, messages: list[scheduler_pb2.AgentMessage]) -> None:
-        """Writes a pack."""
-        pack = scheduler_pb2.AgentMessages(messages=messages)
-        self.stream.write(MessageKind.PACK, pack.SerializeToString())
+        """Writes messages as one pack, whether the scheduler has read the last ones or not."""
+        self.end.write(scheduler_pb2.AgentMessages(messages=messages))
 
 
 def _nothing() -> None:

@@ -101,8 +101,6 @@ class Outbox:
             self._call = None
 
     def _shrink(self) -> None:
-        if len(self._queue) <= self._capacity:
-            return
         # Rare (a scheduler is away for long under load), so a tenth of the capacity goes at once.
         excess = len(self._queue) - self._capacity + self._capacity // 10
         kept: deque[OutgoingMessage] = deque()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import grpc.aio
@@ -109,14 +110,9 @@ class SchedulerAdmin:
         try:
             while True:
                 done, _ = await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S)
-                if waiting.cancelled():  # by the link, which closes its channel with the stream
-                    raise Unavailable(
-                        "the connection to the scheduler is gone; what was asked of it may still"
-                        " happen",
-                        retry_after_ns=_RETRY_NS,
-                    )
                 if done:
-                    return waiting.result()
+                    with _told_if_closed():
+                        return waiting.result()
                 if self._link.silent_s > FROZEN_AFTER_S:
                     raise Unavailable(
                         f"the scheduler has said nothing for {self._link.silent_s:.1f} s; what was"
@@ -141,18 +137,30 @@ class SchedulerAdmin:
         stub = admin_pb2_grpc.AdminStub(channel)
         call = stub.WatchScaling(request, metadata=self._link.metadata or None)
         try:
-            async for advice in call:
-                yield advice
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # The link closes its channel with the stream, which ends calls like this.
-            raise Unavailable(
-                "the connection to the scheduler is gone", retry_after_ns=_RETRY_NS
-            ) from None
+            with _told_if_closed():
+                async for advice in call:
+                    yield advice
         finally:
             call.cancel()
+
+
+@contextmanager
+def _told_if_closed() -> Iterator[None]:
+    """Turns the end of a call whose channel was closed into an error that callers can be told.
+
+    A link closes its channel when its stream ends, which cancels the calls over it, and not those
+    who wait for them: a task that nobody cancelled must not end as if somebody had.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Unavailable(
+            "the connection to the scheduler is gone; what was asked of it may still happen",
+            retry_after_ns=_RETRY_NS,
+        ) from None
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):

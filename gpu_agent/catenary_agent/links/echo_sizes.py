@@ -34,7 +34,7 @@ class EchoSizes:
         self._enough_ns = max(_ENOUGH_NS, _ENOUGH_ROUND_TRIPS * round_trip_ns)
         self._next_bytes = min(FIRST_BYTES, most_bytes)
         self.bytes_per_second = 0
-        """The best rate so far."""
+        """The best rate that a frame has shown; 0 before the first."""
 
     def next_bytes(self) -> int:
         """Returns the size of the next frame; 0 if the rate is known well enough."""

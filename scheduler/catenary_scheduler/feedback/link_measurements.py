@@ -72,6 +72,8 @@ class LinkMeasurements:
 
     def tick(self, now: Nanoseconds) -> None:
         """Orders the next measurement, if one is due."""
+        if not self._schedule.is_time(now):
+            return
         ends = [
             LinkEnd(agent.agent_id, agent.server, address)
             for record in staying(self._deps.registry, self._deps.availability)

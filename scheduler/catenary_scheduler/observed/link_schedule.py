@@ -9,7 +9,7 @@ left alone for a while that doubles every time.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -19,6 +19,8 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanose
 
 SPACING_NS = 2 * NANOSECONDS_PER_SECOND
 """Time from one order to the next, at least: thirty links a minute."""
+IDLE_NS = 10 * NANOSECONDS_PER_SECOND
+"""Time until the next look if nothing is due: to look at thousands of links takes milliseconds."""
 ANSWER_NS = 20 * NANOSECONDS_PER_SECOND
 """Time that an agent has for a measurement."""
 _LATE_NS = 5 * NANOSECONDS_PER_SECOND
@@ -90,8 +92,12 @@ class LinkSchedule:
         self._pauses: dict[ServerPair, _Pause] = {}
         self._under_way: tuple[LinkOrder, Nanoseconds] | None = None
         """The order that is not answered yet, and when it counts as failed."""
-        self._next_ns: Nanoseconds | None = None
+        self._next_ns: Nanoseconds = 0
         self._number = first_number
+
+    def is_time(self, now: Nanoseconds) -> bool:
+        """True if it is time to ask for the next order; `now` is of the clock of this process."""
+        return now >= self._next_ns
 
     def next_order(
         self, ends: Sequence[LinkEnd], now: Nanoseconds, unix_s: int
@@ -103,15 +109,21 @@ class LinkSchedule:
             now: Time on the clock of this process.
             unix_s: The same moment on the calendar's clock.
         """
+        if not self.is_time(now):
+            return None
+        self._next_ns = now + SPACING_NS
         if self._under_way is not None:
             order, until_ns = self._under_way
             if order.source in ends and now < until_ns:
                 return None
             self._settle(order, LinkOutcome.FAILED, now)
-        if self._next_ns is not None and now < self._next_ns:
-            return None
-        self._next_ns = now + SPACING_NS
-        return self._ordered(ends, now, unix_s)
+        found = self._ordered(ends, now, unix_s)
+        if found is None:
+            resumed_ns = min(
+                (each.until_ns for each in self._pauses.values()), default=now + IDLE_NS
+            )
+            self._next_ns = max(now + SPACING_NS, min(now + IDLE_NS, resumed_ns))
+        return found
 
     def answered(
         self,
@@ -145,29 +157,40 @@ class LinkSchedule:
     # ---- inside ----
 
     def _ordered(self, ends: Sequence[LinkEnd], now: Nanoseconds, unix_s: int) -> LinkOrder | None:
-        servers: dict[ServerId, list[LinkEnd]] = {}
+        servers: dict[ServerId, LinkEnd] = {}
         for end in sorted(ends, key=lambda each: each.agent):
-            if end.server in servers or len(servers) < MOST_SERVERS:
-                servers.setdefault(end.server, []).append(end)
-        pairs = set(permutations(servers, 2))
-        self._pauses = {pair: each for pair, each in self._pauses.items() if pair in pairs}
-        due: list[tuple[int, ServerPair]] = []
-        for pair in pairs:
-            source, target = servers[pair[0]][0], servers[pair[1]][0]
-            addresses = _addresses(source, target)
-            pause = self._pauses.get(pair)
-            is_paused = pause is not None and pause.addresses == addresses and now < pause.until_ns
-            if not is_paused and not self._links.measured_s(pair, addresses, unix_s):
-                due.append((pause.failed if pause is not None else 0, pair))
-        if not due:
+            if len(servers) < MOST_SERVERS:
+                servers.setdefault(end.server, end)
+        self._pauses = {
+            pair: each for pair, each in self._pauses.items() if servers.keys() >= set(pair)
+        }
+        found = self._most_due(servers, now, unix_s)
+        if found is None:
             return None
-        _, pair = min(due)
-        pause = self._pauses.get(pair)
+        pause = self._pauses.get(found)
         insists = pause is not None and pause.busy >= MOST_BUSY
-        order = LinkOrder(self._number, servers[pair[0]][0], servers[pair[1]][0], insists)
+        order = LinkOrder(self._number, servers[found[0]], servers[found[1]], insists)
         self._number += 1
         self._under_way = order, now + ANSWER_NS + _LATE_NS
         return order
+
+    def _most_due(
+        self, servers: Mapping[ServerId, LinkEnd], now: Nanoseconds, unix_s: int
+    ) -> ServerPair | None:
+        """Returns the pair to measure next: of those that are due, one that failed least often."""
+        best: tuple[int, ServerPair] | None = None
+        for pair in permutations(sorted(servers), 2):
+            addresses = _addresses(servers[pair[0]], servers[pair[1]])
+            pause = self._pauses.get(pair)
+            is_paused = pause is not None and pause.addresses == addresses and now < pause.until_ns
+            if is_paused or self._links.measured_s(pair, addresses, unix_s):
+                continue
+            failed = pause.failed if pause is not None else 0
+            if not failed:
+                return pair  # none before it is as good
+            if best is None or failed < best[0]:
+                best = failed, pair
+        return best[1] if best is not None else None
 
     def _settle(self, order: LinkOrder, outcome: LinkOutcome, now: Nanoseconds) -> None:
         self._under_way = None

@@ -33,8 +33,10 @@ def service_times(
     def service_ns(model: ModelKey, hops: Sequence[ChainHop]) -> Nanoseconds:
         if model not in costs:
             decoder, precision = _decoder(deployments, model)
-            made = ChainCosts(decoder, agents, times, model, shape(model), precision)
-            costs[model] = made.over(measured.links.known)
+            known = measured.links.known
+            costs[model] = ChainCosts(
+                decoder, agents, times, model, shape(model), precision, links=known
+            )
         return costs[model].service_ns(hops)
 
     return service_ns
@@ -51,8 +53,14 @@ def latency_lines(
     def lines(model: ModelKey, hops: Sequence[ChainHop]) -> LatencyLines | None:
         if model not in found:
             decoder, precision = _decoder(deployments, model)
-            made = ClusterLines(decoder, agents, times, model, precision=precision)
-            found[model] = made.over(measured.links.known)
+            found[model] = ClusterLines(
+                decoder,
+                agents,
+                times,
+                model,
+                precision=precision,
+                links=measured.links.known,
+            )
         return found[model].lines(hops)
 
     return lines

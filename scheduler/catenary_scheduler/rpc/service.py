@@ -128,7 +128,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._streams.add(stream)
 
     def ended(self, stream: ControlStream) -> None:
-        """Forgets a stream."""
+        """Takes a stream that is over off those that are counted."""
         self._streams.discard(stream)
 
     def _accepted(self, settled: Callable[[], None]) -> ControlStream:

@@ -18,7 +18,7 @@ class HoldsMemory(Protocol):
     """The part of a stream that gives up the memory it holds."""
 
     def close(self, error: Overloaded) -> None:
-        """Ends the stream."""
+        """Ends the stream that holds it, with the reason told to the peer."""
         ...
 
 
@@ -51,8 +51,8 @@ class ArrivalBudget:
         self._sum -= self._held.pop(stream, 0)
 
 
-class ArrivingMessage:
-    """A message that is longer than what is read at once.
+class MessageBuffer:
+    """The memory of a message that is longer than what is read at once.
 
     Its memory doubles as it arrives, so that a length alone costs the reader nothing.
     """

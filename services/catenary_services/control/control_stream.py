@@ -9,12 +9,23 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, cast
 
-from catenary_services.control.arrival_budget import ArrivalBudget, ArrivingMessage
-from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost, Unavailable
+from google.protobuf.message import Message
+
+from catenary_services.control.arrival_budget import ArrivalBudget, MessageBuffer
+from catenary_services.errors import (
+    CatenaryError,
+    InvalidInput,
+    InvalidMessage,
+    PartitionLost,
+    Unavailable,
+)
 from catenary_services.grpc.error_tables import error_of_exception, rpc_status
 from catenary_services.grpc.rpc_errors import error_of_status
+from catenary_services.log import get_logger
+from catenary_services.rules import parsed
 from catenary_services.transport.frames import (
     PREFIX_BYTES,
     MessageKind,
@@ -34,6 +45,8 @@ end."""
 _STAGE_BYTES = 32 << 10
 _FIRST_STAGE_BYTES = 2 << 10
 _HIGH_WATER_BYTES = 256 << 10
+_log = get_logger("catenary_services.control")
+Pack = TypeVar("Pack", bound=Message)
 _LIMITS = {
     MessageKind.HELLO: MAX_OPENING_BYTES,
     MessageKind.PACK: MAX_PACK_BYTES,
@@ -76,7 +89,7 @@ class ControlStream(asyncio.BufferedProtocol):
         self._stage = memoryview(bytearray(_FIRST_STAGE_BYTES))
         self._end = 0
         self._is_trusted = False
-        self._long: ArrivingMessage | None = None
+        self._long: MessageBuffer | None = None
         self._last_write: asyncio.TimerHandle | None = None
         self.closed = False
         self.is_full = False
@@ -227,10 +240,10 @@ class ControlStream(asyncio.BufferedProtocol):
             self._handler.received(kind, data)
 
     def _begin_long(self, kind: MessageKind, size: int, begun: memoryview) -> None:
-        self._long = ArrivingMessage(kind, size, begun)
+        self._long = MessageBuffer(kind, size, begun)
         self._budget.hold(self, self._long.nbytes)
 
-    def _lengthen(self, long: ArrivingMessage, nbytes: int) -> None:
+    def _lengthen(self, long: MessageBuffer, nbytes: int) -> None:
         before = long.nbytes
         long.arrived(nbytes)
         if long.is_complete:
@@ -239,3 +252,60 @@ class ControlStream(asyncio.BufferedProtocol):
             self._deliver(long.kind, long.content())
         elif long.nbytes != before:
             self._budget.hold(self, long.nbytes)
+
+
+class SchedulerEnd(Generic[Pack]):
+    """A gateway's or an agent's end of a stream to a scheduler, as the handler of that stream.
+
+    Attributes:
+        stream: The stream, to be connected.
+        over: Gets the reason why the stream ended, as an error.
+    """
+
+    def __init__(
+        self,
+        kind: type[Pack],
+        take: Callable[[Pack], None],
+        resumed: Callable[[], None],
+        invalid: Callable[[], None],
+    ) -> None:
+        """Takes in packs of one type.
+
+        Args:
+            kind: The type, such as `SchedulerToAgentMessages`.
+            take: Takes in a pack; an error that it raises ends the stream.
+            resumed: Called when the scheduler has read so much that writing makes sense again.
+            invalid: Called for each message that no scheduler sends.
+        """
+        self._kind = kind
+        self._take = take
+        self._resumed = resumed
+        self._invalid = invalid
+        self.stream = ControlStream(self, ArrivalBudget(2 * MAX_PACK_BYTES))
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def received(self, kind: MessageKind, data: bytes) -> None:
+        """Takes in a pack."""
+        try:
+            if kind is not MessageKind.PACK:
+                raise InvalidInput("prefix.kind", f"unexpected {kind.name}")
+            pack = parsed(self._kind, data)
+        except (InvalidInput, InvalidMessage) as error:
+            self._invalid()
+            _log.warning("scheduler_unbelievable", why=error.message)
+            raise
+        self._take(pack)
+
+    def resumed(self) -> None:
+        """Goes on writing after the scheduler has read."""
+        self._resumed()
+
+    def ended(self, error: CatenaryError) -> None:
+        """Notes that the stream is over."""
+        if not self.over.done():
+            self.over.set_exception(error)
+            self.over.exception()  # retrieved even if nobody waits any more
+
+    def write(self, pack: Message) -> None:
+        """Writes a pack to the scheduler; the caller heeds `stream.is_full`."""
+        self.stream.write(MessageKind.PACK, pack.SerializeToString())

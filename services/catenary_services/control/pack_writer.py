@@ -59,7 +59,7 @@ class PackWriter(Generic[M]):
         self._timer: asyncio.Handle | None = None
         """The call of `flush` that is on its way; None if there is none."""
         self._due_s = 0.0
-        """Time of that call."""
+        """Time of the call of `flush` on the loop's clock; 0 if it comes in the next turn."""
         self._wrote_s = 0.0
 
     @property
@@ -102,7 +102,7 @@ class PackWriter(Generic[M]):
             self._flush_in(0.0)
 
     def close(self) -> None:
-        """Forgets what waits."""
+        """Forgets the messages that wait, because the stream is over."""
         self._cancel()
         self._queue.clear()
 

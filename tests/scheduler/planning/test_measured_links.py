@@ -125,8 +125,7 @@ def costs(known: ServerLinks) -> ChainCosts:
         (AgentId(name), PartitionKey(LLM, 0, BLOCKS)): GenerationCost(0, MS, MS, 0)
         for name in "abcd"
     }
-    made = ChainCosts(decoder_table(), agents(), measured, LLM, SHAPE)
-    return made.over(known)
+    return ChainCosts(decoder_table(), agents(), measured, LLM, SHAPE, links=known)
 
 
 def test_every_token_takes_the_measured_way_and_comes_back() -> None:
@@ -177,7 +176,7 @@ def test_latency_lines_have_the_measured_ways_of_a_step() -> None:
     chain = [hop("a", 0, 3), hop("b", 3, BLOCKS)]
 
     def lines(known: ServerLinks) -> ClusterLines:
-        return ClusterLines(decoder_table(), agents("ab"), measured, LLM).over(known)
+        return ClusterLines(decoder_table(), agents("ab"), measured, LLM, links=known)
 
     usual, far = (
         lines(NO_LINKS).lines(chain),

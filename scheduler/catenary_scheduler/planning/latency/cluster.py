@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 from catenary_scheduler.planning.latency.hops import HOP_NS, HopCost, chain_lines
 from catenary_scheduler.planning.live.generation import GenerationTimes
@@ -27,7 +26,7 @@ class ClusterLines:
     links between their servers, where that is longer than what frames usually take.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what lines depend on
         self,
         decoder: DecoderTable,
         agents: Sequence[Agent],
@@ -35,22 +34,19 @@ class ClusterLines:
         model: ModelKey,
         hop_ns: float = HOP_NS,
         precision: str = "fp32",
+        *,
+        links: ServerLinks = NO_LINKS,
     ) -> None:
         self._decoder = decoder
         self._precision = precision
         self._hop_ns = hop_ns
-        self._links = NO_LINKS
+        self._links = links
         self._agents = {agent.agent_id: agent for agent in agents}
         self._sources: dict[AgentId, list[PartitionKey]] = {}
         for agent, key in sorted(costs, key=lambda each: (each[0], each[1].first_block)):
             if key.model == model and _is_known(costs[agent, key].decode(1)):
                 self._sources.setdefault(agent, []).append(key)
         self._costs = costs
-
-    def over(self, links: ServerLinks) -> Self:
-        """Takes measured links between servers into account from now on; returns itself."""
-        self._links = links
-        return self
 
     def lines(self, hops: Sequence[ChainHop]) -> LatencyLines | None:
         """Returns the latency lines of a chain; None if nothing is known about one of its hops."""

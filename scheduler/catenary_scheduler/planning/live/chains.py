@@ -356,10 +356,15 @@ def _retimed(task: ChainTask, load: ChainLoad, cluster: ChainCluster) -> ChainTa
 def _costs(load: ChainLoad, cluster: ChainCluster) -> ChainCosts:
     decoder = _decoder(load.deployed)
     deployed = load.deployed
-    costs = ChainCosts(
-        decoder, cluster.agents, cluster.measured, deployed.key, load.shape, deployed.precision
+    return ChainCosts(
+        decoder,
+        cluster.agents,
+        cluster.measured,
+        deployed.key,
+        load.shape,
+        deployed.precision,
+        links=cluster.links,
     )
-    return costs.over(cluster.links)
 
 
 def _timed(task: ChainTask, costs: ChainCosts) -> ChainTask:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
 
 from catenary_scheduler.planning.chains.problem import Links
 from catenary_scheduler.planning.live.links import NO_LINKS, ServerLinks
@@ -99,7 +98,7 @@ class ChainCosts:
     their servers were measured to take longer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a cost depends on
         self,
         decoder: DecoderTable,
         agents: Sequence[Agent],
@@ -107,11 +106,13 @@ class ChainCosts:
         model: ModelKey,
         shape: SessionShape,
         precision: str = "fp32",
+        *,
+        links: ServerLinks = NO_LINKS,
     ) -> None:
         self._decoder = decoder
         self._precision = precision
         self._shape = shape
-        self._links = NO_LINKS
+        self._links = links
         self._agents = {agent.agent_id: agent for agent in agents}
         self._block_s: dict[AgentId, float] = {}
         sums: dict[AgentId, list[float]] = {}
@@ -120,11 +121,6 @@ class ChainCosts:
                 sums.setdefault(agent, []).append(self._pass_s(cost) / self._weight(agent, key))
         for agent, times in sums.items():
             self._block_s[agent] = sum(times) / len(times)
-
-    def over(self, links: ServerLinks) -> Self:
-        """Takes measured links between servers into account from now on; returns itself."""
-        self._links = links
-        return self
 
     def block_s(self, agent: AgentId) -> float:
         """Returns tau_p, the seconds that a mean session computes in one block."""

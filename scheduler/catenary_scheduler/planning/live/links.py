@@ -94,4 +94,4 @@ def _limited(agent: Agent, best: Mapping[tuple[ServerId, bool], int]) -> Agent:
 
 
 NO_LINKS = ServerLinks()
-"""Nothing is measured."""
+"""The links of a cluster in which none has been measured."""

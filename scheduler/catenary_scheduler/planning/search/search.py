@@ -85,7 +85,8 @@ def search_chains(
         cluster.measured,
         deployed.key,
         precision=deployed.precision,
-    ).over(cluster.links)
+        links=cluster.links,
+    )
     present = next((m for m in cluster.present.models if m.model == deployed.key), None)
     possible, impossible = shapes_of(job, cluster, compose)
     priced = []
