@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import aiohttp
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 import catenary
 from catenary_services.errors import Unavailable
@@ -123,5 +124,9 @@ async def _counter_at(session: aiohttp.ClientSession, port: int, metric: str) ->
             page = await response.text()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise Unavailable(f"an agent's metrics are not to be had: {error!r}") from None
-    lines = (line for line in page.splitlines() if line.startswith((f"{metric}{{", f"{metric} ")))
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == metric
+    )
