@@ -165,9 +165,7 @@ class LivePlans(Scenario):
     at_once: Count = Field(description="The load: so many requests are always under way.")
     warm_up_s: Positive = Field(10.0, description="Load before the first plan is measured.")
     settle_s: Positive = Field(3.0, description="Load under a plan before it is measured.")
-    screening_s: Positive = Field(
-        6.0, description="Every plan by hand is measured for so long at first."
-    )
+    screening_s: Positive = Field(6.0, description="Every plan by hand is measured for so long.")
     finalists: Count = Field(2, description="So many of the best of them are measured again.")
     rounds: Count = Field(2, description="Times that they and the cluster's own plan take turns.")
     measured_s: Positive = Field(20.0, description="Length of each of these turns.")
