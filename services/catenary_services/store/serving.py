@@ -47,7 +47,7 @@ _SECOND_NS = 1_000_000_000
 _log = get_logger("catenary_services.store")
 
 
-class _MissingError(Exception):
+class _AbsentError(Exception):
     """Bytes that are not here."""
 
 
@@ -145,7 +145,7 @@ class ContentServer:
             return
         try:
             found = await self._find(part)
-        except _MissingError:
+        except _AbsentError:
             await self._say(peer, ContentAnswer(request_id=number, verdict=ABSENT))
             return
         if found is None:
@@ -176,10 +176,10 @@ class ContentServer:
         """Returns where the bytes are; None while the version's content is being recorded.
 
         Raises:
-            _MissingError: They are not here.
+            _AbsentError: They are not here.
         """
         if self._is_leaving:
-            raise _MissingError
+            raise _AbsentError
         loop = asyncio.get_running_loop()
         making = self._making.get(part.model)
         if making is None or not making.done():
@@ -187,7 +187,7 @@ class ContentServer:
                 self._threads, lambda: self._looked_up(part.model)
             )
             if not is_here:
-                raise _MissingError
+                raise _AbsentError
             if not is_known:
                 if making is None:  # this reads all of its files, once
                     making = loop.run_in_executor(None, lambda: self._make_record(part.model))
@@ -213,31 +213,31 @@ class ContentServer:
         """Returns where the bytes are; called on a thread.
 
         Raises:
-            _MissingError: They are not here.
+            _AbsentError: They are not here.
         """
         try:
             folder = self._repository.folder(part.model)
             record = self._repository.content(part.model)
         except (CatenaryError, OSError):
-            raise _MissingError from None
+            raise _AbsentError from None
         if record is None or record.digest != part.content:
-            raise _MissingError
+            raise _AbsentError
         if part.path == RECORD_FILE:
             content = encode(record)
             piece = content[part.offset :][: min(part.length, PIECE_BYTES)]
             return _Found(len(content), part.offset, len(piece), None, piece)
         recorded = record.files.get(part.path)
         if recorded is None or recorded.sha256 != part.sha256 or recorded.derived:
-            raise _MissingError
+            raise _AbsentError
         length = max(0, min(part.length, PIECE_BYTES, recorded.size - part.offset))
         file = folder / part.path
         root = self._repository.root.resolve()
         if not file.resolve().is_relative_to(root):
-            raise _MissingError
+            raise _AbsentError
         if is_kept(folder) and not KeptVersion(folder, record).is_here(
             part.path, part.offset, length
         ):
-            raise _MissingError
+            raise _AbsentError
         return _Found(recorded.size, part.offset, length, file)
 
     async def _read_into(self, view: memoryview, found: _Found) -> bool:
