@@ -25,9 +25,9 @@ from catenary_services.store.pending_chunk import FetchedVersion, PendingChunk
 from catenary_services.store.progress import ProgressCounter
 from catenary_services.store.settings import PIECE_BYTES
 from catenary_services.store.transfers import (
-    FailedError,
     FileTransfers,
     MissingError,
+    TransferError,
     quiet_future,
 )
 
@@ -98,7 +98,7 @@ class ContentFetcher:
                     return await self._transfers.whole(peer.name, part)
                 except MissingError:
                     asked.said_absent(peer.name, time.monotonic_ns())
-                except FailedError as error:
+                except TransferError as error:
                     peer.failed(str(error), time.monotonic_ns())
             if time.monotonic_ns() - began > self._stall_ns:
                 break
@@ -282,7 +282,7 @@ class ContentFetcher:
         except MissingError:
             chunk.sources.said_absent(peer.name, now)
             return
-        except FailedError as error:
+        except TransferError as error:
             self._transfers.lost(peer.name)
             peer.failed(str(error), now)
             _log.warning("source_failed", peer=peer.name, file=chunk.name, why=str(error))

@@ -37,7 +37,7 @@ class MissingError(Exception):
     """A peer that does not have the bytes."""
 
 
-class FailedError(Exception):
+class TransferError(Exception):
     """A peer that does not answer as it should; the text says how."""
 
 
@@ -113,7 +113,7 @@ class FileTransfers:
 
         Raises:
             MissingError: The peer does not have it.
-            FailedError: The peer does not answer as it should.
+            TransferError: The peer does not answer as it should.
         """
 
         async def one(at: int) -> None:
@@ -136,12 +136,12 @@ class FileTransfers:
 
         Raises:
             MissingError: The peer does not have it.
-            FailedError: The peer does not answer as it should, or the file is too large.
+            TransferError: The peer does not answer as it should, or the file is too large.
         """
         start = bytearray(part.length)
         answer = await self._piece(peer, part, memoryview(start))
         if answer.size > LARGEST_RECORD_BYTES:
-            raise FailedError(f"its {part.path} has {answer.size} bytes")
+            raise TransferError(f"its {part.path} has {answer.size} bytes")
         content = bytearray(answer.size)
         content[: part.length] = start[: answer.size]
         rest = replace(part, offset=part.length, length=max(0, answer.size - part.length))
@@ -160,11 +160,11 @@ class FileTransfers:
         if asked is not None and asked.peer == frame.sender.name and not asked.answered.done():
             payload, into = frame.payload, asked.into
             if len(payload) > len(into):
-                asked.answered.set_exception(FailedError("it sent more than was asked for"))
+                asked.answered.set_exception(TransferError("it sent more than was asked for"))
             else:
                 into[: len(payload)] = payload
                 if answer.verdict == GIVEN and len(payload) < min(len(into), answer.size):
-                    asked.answered.set_exception(FailedError("it sent less than it said"))
+                    asked.answered.set_exception(TransferError("it sent less than it said"))
                 else:
                     asked.answered.set_result(answer)
         frame.release()
@@ -174,7 +174,7 @@ class FileTransfers:
 
         Raises:
             MissingError: The peer does not have it.
-            FailedError: The peer does not answer, or is busy for long.
+            TransferError: The peer does not answer, or is busy for long.
         """
         gate = self._gate(peer)
         await gate.enter()
@@ -192,10 +192,10 @@ class FileTransfers:
                 if answer.verdict == ABSENT:
                     raise MissingError
                 if answer.verdict != BUSY:
-                    raise FailedError(f"its verdict {answer.verdict} is unknown here")
+                    raise TransferError(f"its verdict {answer.verdict} is unknown here")
                 delay_ns = min(_LONGEST_POSTPONEMENT_NS, max(1_000_000, answer.retry_after_ns))
                 await asyncio.sleep(delay_ns / NANOSECONDS_PER_SECOND)
-            raise FailedError("it is busy all the time")
+            raise TransferError("it is busy all the time")
         finally:
             gate.leave()
 
@@ -209,9 +209,9 @@ class FileTransfers:
                 await push_request(link, number, part, self._answer_s)
                 return await answered
         except TimeoutError:
-            raise FailedError(f"it did not answer within {self._answer_s:g} s") from None
+            raise TransferError(f"it did not answer within {self._answer_s:g} s") from None
         except CatenaryError as error:
-            raise FailedError(error.message) from None
+            raise TransferError(error.message) from None
         finally:
             del self._asked[number]
 
