@@ -10,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import aiohttp
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 import catenary
+from catenary_services.errors import Unavailable
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
 AS_SIMULATED = {"fair_share": False}
@@ -23,6 +26,10 @@ EMULATED = {"heartbeat_s": 2.0, "silence_s": 20.0}
 take each other for dead."""
 REAL = {"heartbeat_s": 1.0, "silence_s": 15.0}
 """Timeouts of clusters whose agents have a real model, of which there are fewer."""
+BUSY_SECONDS = "catenary_device_busy_seconds_total"
+"""Metric of an agent: for how long its device has computed."""
+Progress = Callable[[str], None]
+_PAGE_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 
 
 class LiveCluster(LocalCluster):
@@ -64,7 +71,7 @@ class LiveCluster(LocalCluster):
         )
 
     @asynccontextmanager
-    async def serving(self, progress: Callable[[str], None]) -> AsyncIterator[Self]:
+    async def serving(self, progress: Progress) -> AsyncIterator[Self]:
         """Starts the processes and stops them at the end; `progress` hears what is awaited."""
         try:
             await self.start(progress)
@@ -97,3 +104,29 @@ class LiveCluster(LocalCluster):
                     times = psutil.Process(child.pid).cpu_times()
                     total += times.user + times.system
         return total
+
+    async def counted(self, metric: str) -> list[float]:
+        """Returns a counter of each agent, over all its labels, in the order of the agents.
+
+        Every agent's settings must have a `metrics_port`.
+
+        Raises:
+            Unavailable: An agent's page of metrics is not to be had.
+        """
+        ports = [each["metrics_port"] for each in self.options.each_agent]
+        async with aiohttp.ClientSession(timeout=_PAGE_TIMEOUT) as session:
+            return [await _counter_at(session, port, metric) for port in ports]
+
+
+async def _counter_at(session: aiohttp.ClientSession, port: int, metric: str) -> float:
+    try:
+        async with session.get(f"http://127.0.0.1:{port}/metrics") as response:
+            page = await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Unavailable(f"an agent's metrics are not to be had: {error!r}") from None
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == metric
+    )

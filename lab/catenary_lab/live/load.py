@@ -16,6 +16,7 @@ import numpy as np
 import catenary
 from catenary_lab.live.emulation import FEATURES, INPUT
 from catenary_lab.live.generator import run_load
+from catenary_lab.scenarios.cells import percentile
 
 Moments = dict[str, list[float]]
 """Arrival times by model, in seconds from the start, ascending."""
@@ -42,7 +43,7 @@ class ModelOutcome:
 
     def percentile_ms(self, percent: float) -> float | None:
         """Returns a percentile of the latencies; None if nothing was answered."""
-        return float(np.percentile(self.latencies_ms, percent)) if self.latencies_ms else None
+        return percentile(self.latencies_ms, percent)
 
 
 @dataclass(frozen=True, slots=True)

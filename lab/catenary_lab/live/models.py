@@ -17,7 +17,7 @@ _KEPT = Path(".catenary") / "models"
 
 
 def install(model: str, root: Path, **changes: Any) -> ModelKey:
-    """Puts a demo model into a repository of its own, where its manifest may be changed.
+    """Puts a demo model into a repository of its own, with another manifest; returns its key.
 
     Args:
         model: Name of the model.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from catenary_lab.live.cluster import EMULATED, LiveCluster
+from catenary_lab.live.cluster import EMULATED, LiveCluster, Progress
 from catenary_lab.live.dilation import dilate_plan, dilate_problem
 from catenary_lab.live.emulation import agent_settings, plan_document, write_models, write_profiles
 from catenary_lab.live.load import LoadOutcome, Moments, infer_all
@@ -26,7 +26,6 @@ from catenary_simulator.result import SimulationResult
 from catenary_simulator.simulate import SimulationSetup, run, set_up
 from catenaryd.local.local_cluster import ClusterOptions
 
-Progress = Callable[[str], None]
 SAFETY_MARGIN_MS = 10.0
 """Time by which batches leave before the last moment, for their way through the processes."""
 _WARM_UP_FACTOR = 0.5

@@ -33,13 +33,15 @@ from catenary_services.log import get_logger
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.store import kept
 from catenary_services.store.chunk_map import FileState, chunk_span, chunks_of
-from catenary_services.store.fetching import ContentFetcher, FetchedVersion
+from catenary_services.store.fetching import ContentFetcher
 from catenary_services.store.kept import KeptVersion
 from catenary_services.store.messages import ANSWER, REQUEST, LinkSource
+from catenary_services.store.pending_chunk import FetchedVersion
 from catenary_services.store.progress import FetchProgress, ProgressCounter
 from catenary_services.store.room import StoreLimit
 from catenary_services.store.serving import ContentServer
 from catenary_services.store.settings import StoreSettings
+from catenary_services.store.transfers import FileTransfers
 
 if TYPE_CHECKING:
     from catenary_protos.catenary.v1.frame_pb2 import FrameHeader
@@ -74,6 +76,7 @@ class ModelStore:
         self._settings = settings
         self._hub = hub
         self._threads = ThreadPoolExecutor(_THREADS, "catenary-store")
+        self._transfers = FileTransfers(hub, settings)
         self._room = StoreLimit(repository.root, settings.limit_bytes, settings.free_bytes)
         self._progress = ProgressCounter()
         self._lock = threading.Lock()
@@ -90,18 +93,23 @@ class ModelStore:
     def start(self) -> None:
         """Begins to fetch and to serve, on the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._fetcher = ContentFetcher(self._hub, self._settings, self._threads, self._progress)
-        self._fetcher.fetched = self.fetched
+        self._fetcher = ContentFetcher(
+            self._transfers,
+            self._settings.stall_s,
+            self._threads,
+            self._progress,
+            self.fetched,
+        )
         self._server = ContentServer(self._hub, self._repository, self._settings, self._threads)
 
     def on_frame(self, header: FrameHeader, frame: ReceivedFrame) -> None:
         """Handles a frame of a peer's store."""
-        if self._fetcher is None or self._server is None:
-            frame.release()
-        elif header.kind == REQUEST:
+        if header.kind == ANSWER:
+            self._transfers.on_answer(header, frame)
+        elif self._server is not None:
             self._server.on_request(header, frame)
         else:
-            self._fetcher.on_answer(header, frame)
+            frame.release()
 
     def leave(self) -> None:
         """Sends peers to others from now on: the process is about to end."""

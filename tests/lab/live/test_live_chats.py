@@ -88,11 +88,11 @@ def test_chats_are_those_of_the_simulation_at_dilated_moments() -> None:
     work = run().work
     asked = asked_of(run(dilation=2.0))
     assert [each.due_s for each in asked] == [2.0 * ns / 1e9 for ns in work.arrived_ns]
-    assert [each.prompt_tokens for each in asked] == work.prompts
-    assert [each.answer_tokens for each in asked] == work.answers
+    assert [each.input_tokens for each in asked] == work.prompts
+    assert [each.output_tokens for each in asked] == work.answers
     first = first_chats(run())
     assert len(first) == 5
-    assert [each.answer_tokens for each in first] == list(run().learned.answers[:5])
+    assert [each.output_tokens for each in first] == list(run().learned.answers[:5])
 
 
 def test_dilation_is_taken_out_of_what_was_measured() -> None:

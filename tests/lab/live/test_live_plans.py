@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from catenary_lab.live.plans import (
-    DEFAULT,
+from catenary_lab.live.plans.by_hand import (
     EVEN,
     WHOLE,
-    PlanMeasured,
-    PlansMeasured,
+    documents_by_hand,
     even_document,
     plans_by_hand,
     pools_of,
 )
+from catenary_lab.live.plans.run import DEFAULT, PlanMeasured, PlansMeasured
 from catenary_lab.scenarios.figures import judged
 from catenary_lab.scenarios.pools.live_plans import report
 from catenary_lab.scenarios.pools.schema import FILES, LivePlans
 from catenary_lab.scenarios.report import report_of
+from catenary_scheduler.planning import DeployedModel
 from catenary_scheduler.planning.placement import parse_placement
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.errors import InvalidInput
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
 
 SCENARIO = ROOT / "scenarios" / "live-plans.yaml"
-KEY = ModelKey("net", "1")
 POOLS = {"new": ("agent-0",), "old": ("agent-1", "agent-2")}
 CUT = "old [0, 1), new [1, 3)"
 
@@ -56,10 +56,15 @@ def test_plans_by_hand_are_whole_models_and_every_cut_in_two_both_ways() -> None
         )
 
 
-def test_the_even_split_has_a_part_for_each_agent_whatever_its_speed() -> None:
+def deployed() -> DeployedModel:
+    """A model of six blocks."""
     spec = TensorSpec("x", "FP32", (ANY, 4))
     table = BlockTable("0" * 64, True, (Boundary((spec,), 16),) * 7, (1,) * 6)
-    document = even_document(scenario(), KEY, table, pools_of({"new": 1, "old": 2}))
+    return DeployedModel(ModelKey("net", "1"), table, 4_000_000_000, 16, True)
+
+
+def test_the_even_split_has_a_part_for_each_agent_whatever_its_speed() -> None:
+    document = even_document(deployed(), pools_of({"new": 1, "old": 2}))
     (model,) = parse_placement(document).models
     (pipeline,) = model.pipelines
     assert [(stage.first_block, stage.last_block) for stage in pipeline.stages] == [
@@ -68,6 +73,14 @@ def test_the_even_split_has_a_part_for_each_agent_whatever_its_speed() -> None:
         (4, 6),
     ]
     assert [stage.agents for stage in pipeline.stages] == [("agent-0",), ("agent-1",), ("agent-2",)]
+
+
+def test_documents_by_hand_have_the_slo_and_the_batches_of_the_model() -> None:
+    found = documents_by_hand(deployed(), pools_of({"new": 1, "old": 2}))
+    assert len(found) == 1 + 2 * 5
+    (model,) = parse_placement(found[WHOLE]).models
+    assert model.slo_ns == deployed().slo_ns
+    assert [pipeline.batch_size for pipeline in model.pipelines] == [16, 16]
 
 
 def window(name: str, answers: int, late: int = 0) -> PlanMeasured:
@@ -109,7 +122,7 @@ def test_a_report_sets_the_default_beside_the_even_split_and_the_best_by_hand() 
 
 
 def test_plans_of_one_class_of_devices_are_no_scenario() -> None:
-    with pytest.raises(Exception, match="gpus"):
+    with pytest.raises(InvalidInput, match="gpus"):
         FILES.parse({**scenario().model_dump(exclude={"expect", "quick"}), "gpus": {"L4": 3}})
 
 

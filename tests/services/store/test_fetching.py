@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from catenary_services.store.kept import is_kept
 from catenary_services.store.messages import FilePart
 from catenary_services.store.peers import SourcePeer
 from catenary_services.store.settings import StoreSettings
+from catenary_services.store.transfers import MissingError
 from shared_helpers.waiting import until
 from small_models.store_world import (
     CHUNK,
@@ -136,7 +138,7 @@ async def test_a_source_that_lies_is_left_alone_and_the_rest_comes_from_another(
         assert fetcher.store._fetcher.lies >= 1
         known: SourcePeer = fetcher.store._fetcher._peers["liar"]
         assert known.lies >= 1
-        assert not known.is_usable(fetcher.store._fetcher._clock())
+        assert not known.is_usable(time.monotonic_ns())
 
 
 async def test_a_record_with_another_digest_is_refused(tmp_path: Path) -> None:
@@ -205,17 +207,13 @@ async def test_processes_that_share_a_folder_fetch_each_chunk_once(tmp_path: Pat
 
 async def test_each_byte_on_the_disk_is_counted_once_by_whoever_fetched_it(tmp_path: Path) -> None:
     write_model(tmp_path / "source", CHUNKS)
-    counted: list[int] = []
     async with store_world(tmp_path) as world:
         source = await world.add("source")
         digest = source.repository.content_digest(KEY)
         both = [await world.add(name, "shared") for name in ("one", "two")]
-        for peer in both:
-            assert peer.store._fetcher is not None
-            peer.store._fetcher.fetched = counted.append
         await asyncio.gather(*(peer.load(digest, ["source"]) for peer in both))
         await both[0].load(digest, ["source"])
-        assert sum(counted) == both[0].kept().bytes_here()[0]
+        assert sum(both[0].counted + both[1].counted) == both[0].kept().bytes_here()[0]
 
 
 async def test_a_full_disk_is_a_sentence_and_the_fetch_goes_on_later(
@@ -358,11 +356,10 @@ async def test_nothing_but_what_the_record_lists_is_served(tmp_path: Path, path:
     async with source_and_fetcher(tmp_path) as (_, source, fetcher, digest):
         (source.repository.folder(KEY) / "secret").write_text("not in the record")
         (tmp_path / "source" / "outside").write_text("neither")
-        assert fetcher.store._fetcher is not None
         into = memoryview(bytearray(64))
         part = FilePart(KEY, digest, path, "0" * 64, 0, 64)
-        answer = await fetcher.store._fetcher._ask("source", part, into)
-        assert answer.verdict != answer.VERDICT_GIVEN
+        with pytest.raises(MissingError):
+            await fetcher.store._transfers.fill("source", part, into)
         assert bytes(into) == bytes(64)
 
 

@@ -78,13 +78,17 @@ class TestMachine:
             **self._options(),
         )
 
-    def do(self, line: str) -> str:
-        """Runs a command that must succeed, and returns what it printed."""
+    def done(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command that must succeed."""
         done = self.run(line)
         assert done.returncode == 0, f"{self.name}: {line}\n{done.stdout}\n{done.stderr}\n" + (
             self.logs()
         )
-        return done.stdout
+        return done
+
+    def do(self, line: str) -> str:
+        """Runs a command that must succeed, and returns what it printed."""
+        return self.done(line).stdout
 
     def facts(self, line: str) -> Any:
         return json.loads(self.do(f"{line} --json"))

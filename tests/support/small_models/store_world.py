@@ -57,6 +57,9 @@ class StorePeer:
         self.hub = TransportHub(name, TransportSettings(enabled=("tcp",), runtime_dir=run))
         self.repository = ModelRepository(root)
         self.store = ModelStore(self.repository, self.hub, settings)
+        self.counted: list[int] = []
+        """Bytes of each chunk that it has fetched."""
+        self.store.fetched = self.counted.append
 
     async def start(self) -> None:
         self.store.start()

@@ -14,8 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,19 @@ from typing import Any
 import pytest
 
 import figures
-from catenary_services.content.record import CHUNK_BYTES, FETCHED_FOLDER
-from catenary_services.domain.ids import ModelKey
-from catenary_services.models.model_repository import ModelRepository
-from catenary_services.store.kept import KeptVersion
+from catenary_services.content.record import CHUNK_BYTES
 from fault_cluster import IMAGES, shared_models
 from joining_machines.machine_page import PageCommand, TestMachine, commands_of
+from joining_machines.watching import (
+    METRICS_PORT,
+    came,
+    ended,
+    here,
+    hosting,
+    is_fetched,
+    models_at,
+    until,
+)
 from language_model import install
 from machine_faults.namespaces import VirtualNetwork, virtual_network
 
@@ -43,12 +49,8 @@ LINKS = {"second": (0.0005, 1000 * MBIT), "third": (0.005, 100 * MBIT), LATER: (
 """Delay of one way, and bytes per second, between a machine and those before it."""
 SLACK = 1.15
 """A link may be measured to be so much faster than it is: packets that wait on both sides come at once."""
-QUIET_S = 240.0
-"""Seconds without any progress in the cluster after which a test has waited long enough."""
-LOOK_S = 5.0
 SILENCE_S = 6.0
 """A link is cut for longer than the scheduler waits for a silent agent."""
-METRICS_PORT = 9464
 STORY = f"catenary chat {CHATS} 'Tell a long story.' --max-tokens 100 --timeout 300 --json"
 WRONG_TOKEN = "aaaaaaaa." + "b" * 32
 _LINE = re.compile(r"catenary://\S+?(?=')")
@@ -91,49 +93,6 @@ def first_line(process: Any) -> str:
     line = process.stdout.readline()
     assert line, f"`up` ended with {process.wait(10)}"
     return str(line)
-
-
-def until(
-    first: TestMachine, condition: Callable[[], bool], what: str, *, pause_s: float = 0.5
-) -> None:
-    """Waits as long as anything in the cluster makes progress: states, what is loaded and fetched."""
-    seen, since = progress_of(first), time.monotonic()
-    looked = since
-    while not condition():
-        if time.monotonic() - looked > LOOK_S:
-            if (now := progress_of(first)) != seen:
-                seen, since = now, time.monotonic()
-            looked = time.monotonic()
-            assert looked - since < QUIET_S, f"{what}; it stands at {seen}\n{first.logs()}"
-        time.sleep(pause_s)
-
-
-def ended(first: TestMachine, process: subprocess.Popen[str], what: str) -> int:
-    """The exit code of a process that ends by itself, however long the cluster takes over its work."""
-    until(first, lambda: process.poll() is not None, what)
-    return process.wait()
-
-
-def progress_of(first: TestMachine) -> list[object]:
-    done = first.run("catenary machines --json")
-    found = json.loads(done.stdout) if done.returncode == 0 else []
-    return [
-        (agent["agent_id"], agent["state"], agent["partitions"], agent["fetches"])
-        for machine in found
-        for agent in machine["agents"]
-    ]
-
-
-def hosting(machine: TestMachine) -> set[str]:
-    """The machines with something loaded, by what the first one lists."""
-    return {name for name, models in models_at(machine).items() if models}
-
-
-def models_at(machine: TestMachine) -> dict[str, set[str]]:
-    """The models that each machine has something of, by what the first one lists."""
-    done = machine.run("catenary machines --json")
-    found = json.loads(done.stdout) if done.returncode == 0 else []
-    return {each["machine"]: {m.partition(":")[0] for m in each["models"]} for each in found}
 
 
 def test_machines_as_the_page_says(
@@ -196,8 +155,7 @@ def _are_served(first: TestMachine, began: float) -> None:
 
 def _said(machine: TestMachine, command: PageCommand, text: str) -> str:
     """Runs a command that must succeed; one that joins has measured its link as it is."""
-    done = machine.run(text)
-    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}\n{machine.logs()}"
+    done = machine.done(text)
     if command.line.startswith("catenaryd join 'JOIN_LINE'"):
         _is_as_shaped(machine.name, done.stderr)
     return done.stdout
@@ -293,39 +251,6 @@ def _join_under_load(network: VirtualNetwork, first: TestMachine, machine: TestM
     figures.report("a machine joins", "has come at last", here(machine) / 1e6, "MB")
     assert CHUNK_BYTES <= before < here(machine)
     assert came(machine) == here(machine)
-
-
-def here(machine: TestMachine) -> int:
-    """Bytes of models that a machine has fetched and written, by the maps of their chunks."""
-    root = machine.folder / ".catenary" / "models"
-    models = ModelRepository(root)
-    total = 0
-    for marks in root.glob(f"*/*/{FETCHED_FOLDER}"):
-        key = ModelKey(marks.parent.parent.name, marks.parent.name)
-        record = models.content(key)
-        total += KeptVersion(marks.parent, record).bytes_here()[0] if record else 0
-    return total
-
-
-def came(machine: TestMachine) -> int:
-    """Bytes that a machine's agent counts as having come from its peers."""
-    url = f"http://{machine.place.host}:{METRICS_PORT}/metrics"
-    with urllib.request.urlopen(url, timeout=60) as page:
-        lines = page.read().decode().splitlines()
-    (line,) = [line for line in lines if line.startswith("catenary_fetched_bytes_total ")]
-    return int(float(line.rpartition(" ")[2]))
-
-
-def is_fetched(first: TestMachine, machine: TestMachine) -> bool:
-    """True if a machine hosts something and fetches nothing any more."""
-    done = first.run("catenary machines --json")
-    found = json.loads(done.stdout) if done.returncode == 0 else []
-    return any(
-        each["machine"] == machine.name
-        and each["models"]
-        and not any(agent["fetches"] for agent in each["agents"])
-        for each in found
-    )
 
 
 def _come_back(first: TestMachine, second: TestMachine) -> None:

@@ -6,38 +6,43 @@ step takes the longer the more sessions it has. What is measured is divided by t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import catenary
-from catenary_lab.live.agent_metrics import BUSY_SECONDS, counter_at
-from catenary_lab.live.chains.chats_load import AnsweredChat, AskedChat, ChatsLoad
-from catenary_lab.live.chains.emulation import KEY, SLO_NS, WHOLE_PROMPT, write_decoder
-from catenary_lab.live.cluster import EMULATED, LiveCluster
+from catenary_lab.live.chains.chats_load import AnsweredChat, ChatsLoad
+from catenary_lab.live.chains.emulation import (
+    BYTES_PER_GB,
+    KEY,
+    SLO_NS,
+    WHOLE_PROMPT,
+    write_decoder,
+)
+from catenary_lab.live.chains.load import Asked
+from catenary_lab.live.cluster import BUSY_SECONDS, EMULATED, LiveCluster, Progress
 from catenary_lab.live.generator import run_load
+from catenary_lab.live.waiting import until
 from catenary_lab.scenarios.chains.schema import Chats
 from catenary_lab.scenarios.placement.schema_parts import WorkerSpec
 from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, hosts_for
 from catenary_scheduler.planning.placement import ModelPlacement, Placement, placement_document
-from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId
-from catenary_services.errors import Unavailable
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+)
 from catenary_services.models.model_repository import ModelRepository
 from catenary_simulator.placement.workload import LengthPopulation, RequestWorkload
 from catenaryd.local.local_cluster import ClusterOptions, free_port
 
 _BLOCKS = 8
 """Blocks of the model, between which the times of a step are divided."""
-_NS_PER_MS = 1e6
-_BYTES_PER_GB = 1e9
 _KNOWN_S = 60.0
-_POLL_S = 0.2
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +87,15 @@ async def run_live(run: ChatsRun, folder: Path, progress: Progress) -> ChatsMeas
     Raises:
         Unavailable: The cluster was not ready in time, or nothing was known of its chains in time.
     """
-    cluster = _Cluster(run, folder)
-    async with cluster.serving(progress), cluster.client() as client:
+    async with _cluster(run, folder).serving(progress) as cluster, cluster.client() as client:
         await _known_lines(client, len(run.agents))
         await _send(run, cluster, first_chats(run))
-        cpu_s, busy_s, began = cluster.cpu_seconds(), await cluster.busy_s(), time.monotonic()
+        busy_s = await cluster.counted(BUSY_SECONDS)
+        cpu_s, began = cluster.cpu_seconds(), time.monotonic()
         chats, lag_s = await _send(run, cluster, asked_of(run))
         seconds = time.monotonic() - began
         cores = (cluster.cpu_seconds() - cpu_s) / seconds
-        after_s = await cluster.busy_s()
+        after_s = await cluster.counted(BUSY_SECONDS)
         return ChatsMeasured(
             tuple(undilated(each, run.dilation) for each in chats),
             tuple((b - a) / run.dilation for a, b in zip(busy_s, after_s, strict=True)),
@@ -101,23 +106,23 @@ async def run_live(run: ChatsRun, folder: Path, progress: Progress) -> ChatsMeas
         )
 
 
-def asked_of(run: ChatsRun) -> list[AskedChat]:
+def asked_of(run: ChatsRun) -> list[Asked]:
     """Returns the chats of a run at their dilated moments."""
     work = run.work
     return [
-        AskedChat(moment_ns / NANOSECONDS_PER_SECOND * run.dilation, prompt, answer)
+        Asked(moment_ns / NANOSECONDS_PER_SECOND * run.dilation, prompt, answer)
         for moment_ns, prompt, answer in zip(
             work.arrived_ns, work.prompts, work.answers, strict=True
         )
     ]
 
 
-def first_chats(run: ChatsRun) -> list[AskedChat]:
+def first_chats(run: ChatsRun) -> list[Asked]:
     """Returns the chats of the warm-up, at the rate of the others."""
     work = run.work
     apart_s = work.arrived_ns[-1] / NANOSECONDS_PER_SECOND / len(work) * run.dilation
     lengths = list(zip(run.learned.prompts, run.learned.answers, strict=True))[: run.warm_up]
-    return [AskedChat(at * apart_s, *each) for at, each in enumerate(lengths)]
+    return [Asked(at * apart_s, *each) for at, each in enumerate(lengths)]
 
 
 def undilated(chat: AnsweredChat, dilation: float) -> AnsweredChat:
@@ -127,7 +132,7 @@ def undilated(chat: AnsweredChat, dilation: float) -> AnsweredChat:
 
 
 async def _send(
-    run: ChatsRun, cluster: LiveCluster, asked: Sequence[AskedChat]
+    run: ChatsRun, cluster: LiveCluster, asked: Sequence[Asked]
 ) -> tuple[list[AnsweredChat], float]:
     objectives = run.scenario.objectives
     most_ms = (objectives.ttft_ms * run.dilation, objectives.atgt_ms * run.dilation)
@@ -138,67 +143,59 @@ async def _send(
 
 async def _known_lines(client: catenary.AsyncClient, chains: int) -> None:
     """Returns once the scheduler knows the latency lines of every chain."""
-    deadline = time.monotonic() + _KNOWN_S
-    while time.monotonic() < deadline:
+
+    async def known() -> bool:
         found = [chain for model in (await client.status()).models for chain in model.chains]
-        if len(found) == chains and all(chain.lines is not None for chain in found):
-            return
-        await asyncio.sleep(_POLL_S)
-    raise Unavailable(f"the latency lines of {chains} chains are not known after {_KNOWN_S:g} s")
+        return len(found) == chains and all(chain.lines is not None for chain in found)
+
+    await until(known, f"the latency lines of {chains} chains are known", _KNOWN_S)
 
 
-class _Cluster(LiveCluster):
-    """A cluster of emulated agents, each with a chain of its own, that show their metrics."""
-
-    def __init__(self, run: ChatsRun, folder: Path) -> None:
-        scenario = run.scenario
-        kinds = [scenario.workers[kind] for kind in scenario.agents]
-        self._ports = [free_port() for _ in kinds]
-        write_decoder(
-            ModelRepository(folder / "models"),
-            blocks=_BLOCKS,
-            block_bytes=round(kinds[0].weights_gb * _BYTES_PER_GB / _BLOCKS),
-            cache_bytes_per_token=round(kinds[0].token_bytes / _BLOCKS),
-            session_tokens=scenario.lengths.context_tokens,
-        )
-        agents = []
-        for name, kind, port in zip(run.agents, kinds, self._ports, strict=True):
-            file = folder / f"{name}.json"
-            file.write_text(json.dumps({KEY.name: times_of(kind, run.dilation)}))
-            agents.append(
-                {
-                    "agent_id": name,
-                    "device": f"emulated:{name}",
-                    "device_class": name,
-                    "emulated_profile": file,
-                    "memory_bytes": round(kind.gpus * kind.gpu_memory_gb * _BYTES_PER_GB),
-                    "prefill_chunk_tokens": scenario.chunk_tokens or WHOLE_PROMPT,
-                    "metrics_port": port,
-                    "threads": 1,
-                }
-            )
-        super().__init__(
-            ClusterOptions(
-                len(agents), device="emulated:any", models=(KEY.name,), each_agent=tuple(agents)
-            ),
-            folder,
-            EMULATED,
+def _cluster(run: ChatsRun, folder: Path) -> LiveCluster:
+    """Returns a cluster of emulated agents, each with a chain of its own."""
+    scenario = run.scenario
+    kinds = [scenario.workers[kind] for kind in scenario.agents]
+    write_decoder(
+        ModelRepository(folder / "models"),
+        blocks=_BLOCKS,
+        block_bytes=round(kinds[0].weights_gb * BYTES_PER_GB / _BLOCKS),
+        cache_bytes_per_token=round(kinds[0].token_bytes / _BLOCKS),
+        session_tokens=scenario.lengths.context_tokens,
+    )
+    agents = []
+    for name, kind in zip(run.agents, kinds, strict=True):
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps({KEY.name: times_of(kind, run.dilation)}))
+        agents.append(
             {
-                "chain_policy": run.policy,
-                "expected_prompt_tokens": fmean(run.learned.prompts),
-                "expected_output_tokens": fmean(run.learned.answers),
-            },
-            plan_document(run),
+                "agent_id": name,
+                "device": f"emulated:{name}",
+                "device_class": name,
+                "emulated_profile": file,
+                "memory_bytes": round(kind.gpus * kind.gpu_memory_gb * BYTES_PER_GB),
+                "prefill_chunk_tokens": scenario.chunk_tokens or WHOLE_PROMPT,
+                "metrics_port": free_port(),
+                "threads": 1,
+            }
         )
-
-    async def busy_s(self) -> list[float]:
-        """Returns for how long each agent has computed so far."""
-        return [await counter_at(port, BUSY_SECONDS) for port in self._ports]
+    return LiveCluster(
+        ClusterOptions(
+            len(agents), device="emulated:any", models=(KEY.name,), each_agent=tuple(agents)
+        ),
+        folder,
+        EMULATED,
+        {
+            "chain_policy": run.policy,
+            "expected_prompt_tokens": fmean(run.learned.prompts),
+            "expected_output_tokens": fmean(run.learned.answers),
+        },
+        plan_document(run),
+    )
 
 
 def times_of(worker: WorkerSpec, dilation: float) -> dict[str, float]:
     """Returns a kind's entry in its file of emulated times, which are those of a block."""
-    scale = _NS_PER_MS * dilation / _BLOCKS
+    scale = NANOSECONDS_PER_MILLISECOND * dilation / _BLOCKS
     return {
         "prefill_ns": worker.prefill_ms * scale,
         "prefill_token_ns": worker.prefill_token_ms * scale,

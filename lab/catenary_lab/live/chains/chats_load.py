@@ -7,21 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import catenary
-from catenary_lab.live.chains.emulation import KEY, VOCABULARY
+from catenary_lab.live.chains.emulation import KEY
+from catenary_lab.live.chains.load import TIMEOUT_S, Asked, prompt_of
 from catenary_lab.live.generator import problem_of
-
-_TIMEOUT_S = 900.0
-"""Longest duration of a chat, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskedChat:
-    """A chat to be asked for."""
-
-    due_s: float
-    """Time at which it is due, in seconds from the start."""
-    prompt_tokens: int
-    answer_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +33,7 @@ class AnsweredChat:
 class ChatsLoad:
     """The chats of a load, and the objectives that they name."""
 
-    asked: Sequence[AskedChat]
+    asked: Sequence[Asked]
     objectives_ms: tuple[float, float] | None
     """Most milliseconds to the first token and for each further one; None: none are named."""
 
@@ -53,24 +41,19 @@ class ChatsLoad:
         """Returns the outcome of a chat."""
         asked = self.asked[number]
         named: catenary.GenerationOptions = {
-            "max_tokens": asked.answer_tokens,
+            "max_tokens": asked.output_tokens,
             "ignore_eos": True,
-            "timeout_s": _TIMEOUT_S,
+            "timeout_s": TIMEOUT_S,
         }
         if self.objectives_ms is not None:
             first_ms, each_ms = self.objectives_ms
             named["time_to_first_token_slo_ms"] = first_ms
             named["time_per_output_token_slo_ms"] = each_ms
         began = time.monotonic()
-        stream = client.generate(
-            KEY.name,
-            [1 + place % (VOCABULARY - 1) for place in range(asked.prompt_tokens)],
-            stream=True,
-            **named,
-        )
-        problem = await problem_of(stream, asked.answer_tokens)
+        stream = client.generate(KEY.name, prompt_of(asked), stream=True, **named)
+        problem = await problem_of(stream, asked.output_tokens)
         response_s = time.monotonic() - due
         if problem:
-            return AnsweredChat(asked.answer_tokens, response_s, problem=problem)
+            return AnsweredChat(asked.output_tokens, response_s, problem=problem)
         first_s = began - due + stream.so_far.first_token_s
-        return AnsweredChat(asked.answer_tokens, response_s, first_s)
+        return AnsweredChat(asked.output_tokens, response_s, first_s)

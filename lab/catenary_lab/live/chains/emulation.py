@@ -20,7 +20,12 @@ from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlace
 from catenary_scheduler.planning.chains import Composition
 from catenary_scheduler.planning.placement import ModelPlacement, Placement, placement_document
 from catenary_services.domain.decoder import DecoderTable
-from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ModelKey,
+)
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import NotSupported
@@ -33,8 +38,7 @@ _HIDDEN_SIZE = 8
 """Size of hidden states, which really travel but are no part of the paper's times: as small as may
 be."""
 SLO_NS = 3_600 * NANOSECONDS_PER_SECOND
-_NS_PER_MS = 1e6
-_BYTES_PER_GB = 1e9
+BYTES_PER_GB = 1e9
 WHOLE_PROMPT = 1 << 20
 """Tokens of a chunk, so many that prompts are not cut: passes of chunks would overlap from agent to
 agent."""
@@ -60,8 +64,8 @@ class Emulation:
         write_decoder(
             repository,
             blocks=model.blocks,
-            block_bytes=round(model.block_gb * _BYTES_PER_GB),
-            cache_bytes_per_token=int(model.cache_gb * _BYTES_PER_GB / self.session_tokens),
+            block_bytes=round(model.block_gb * BYTES_PER_GB),
+            cache_bytes_per_token=int(model.cache_gb * BYTES_PER_GB / self.session_tokens),
             session_tokens=self.session_tokens,
         )
 
@@ -81,7 +85,7 @@ class Emulation:
                     "agent_id": server.name,
                     "device": f"emulated:{server.gpu.name}",
                     "device_class": server.gpu.name,
-                    "memory_bytes": round(server.gpu.memory_gb * _BYTES_PER_GB),
+                    "memory_bytes": round(server.gpu.memory_gb * BYTES_PER_GB),
                     "emulated_profile": file,
                     **({} if self.shared_device else {"prefill_chunk_tokens": WHOLE_PROMPT}),
                 }
@@ -93,7 +97,7 @@ class Emulation:
         speed = server.speed
         if speed.fixed_ms:
             raise NotSupported("live runs need communication.per: token")
-        scale = _NS_PER_MS * self.dilation
+        scale = NANOSECONDS_PER_MILLISECOND * self.dilation
         return {
             # The first pass brings the first token; the simulator's times count its decoding.
             "prefill_ns": (speed.block_fixed_ms + speed.block_output_ms) * scale,

@@ -13,7 +13,7 @@ import catenary
 from catenary_lab.live.chains.emulation import KEY, VOCABULARY
 from catenary_lab.live.generator import problem_of
 
-_TIMEOUT_S = 900.0
+TIMEOUT_S = 900.0
 """Longest duration of a session, in seconds."""
 
 
@@ -51,15 +51,20 @@ class Sessions:
         asked = self.asked[number]
         stream = client.generate(
             KEY.name,
-            [1 + place % (VOCABULARY - 1) for place in range(asked.input_tokens)],
+            prompt_of(asked),
             stream=True,
             max_tokens=asked.output_tokens,
             ignore_eos=True,
             request_id=request_id(number),
-            timeout_s=_TIMEOUT_S,
+            timeout_s=TIMEOUT_S,
         )
         problem = await problem_of(stream, asked.output_tokens)
         return Answered(time.monotonic() - due, problem)
+
+
+def prompt_of(asked: Asked) -> list[int]:
+    """Returns the tokens of a session's prompt."""
+    return [1 + place % (VOCABULARY - 1) for place in range(asked.input_tokens)]
 
 
 def request_id(number: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 import catenary
 from catenary_lab.live.chains.emulation import KEY, Emulation, plan_document
 from catenary_lab.live.chains.load import Answered, Asked, Sessions, request_id
-from catenary_lab.live.cluster import EMULATED, LiveCluster
+from catenary_lab.live.cluster import EMULATED, LiveCluster, Progress
 from catenary_lab.live.generator import run_load
 from catenary_scheduler.planning.chains import Composition
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
@@ -30,7 +30,6 @@ from catenaryd.local.local_cluster import ClusterOptions
 _SETTLE_S = 10.0
 _POLL_S = 0.1
 _QUEUE = "gateway.queue"
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

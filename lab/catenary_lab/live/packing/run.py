@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import catenary
-from catenary_lab.live.agent_metrics import counter_at
-from catenary_lab.live.cluster import REAL, LiveCluster
+from catenary_lab.live.cluster import REAL, LiveCluster, Progress
 from catenary_lab.live.models import install
 from catenary_lab.live.packing.figures import (
     Answer,
@@ -33,7 +31,6 @@ _DRAIN_S = 60.0
 _GATHER_S = 60.0
 _POLL_S = 0.05
 _CACHE_BYTES = "catenary_cache_bytes_total"
-Progress = Callable[[str], None]
 
 
 async def run_live(run: LiveMoves, folder: Path, progress: Progress) -> list[LayoutMeasured]:
@@ -54,7 +51,7 @@ async def run_live(run: LiveMoves, folder: Path, progress: Progress) -> list[Lay
             max_batch=run.max_batch,
             objectives=None,
         )
-        serving = _Cluster(run, layout, own).serving(progress)
+        serving = _cluster(run, layout, own).serving(progress)
         async with serving as cluster, cluster.client() as client:
             measured.append(await _measured(run, layout, cluster, client, progress))
     return measured
@@ -63,7 +60,7 @@ async def run_live(run: LiveMoves, folder: Path, progress: Progress) -> list[Lay
 async def _measured(
     run: LiveMoves,
     layout: LayoutSpec,
-    cluster: _Cluster,
+    cluster: LiveCluster,
     client: catenary.AsyncClient,
     progress: Progress,
 ) -> LayoutMeasured:
@@ -74,10 +71,10 @@ async def _measured(
     lost = next((each.problem for each in reference if each.problem), "")
     if lost:
         raise Unavailable(f"an undisturbed answer was lost: {lost}")
-    before = await cluster.cache_bytes()
+    before = await _cache_bytes(cluster)
     mover = Mover(client, run.model, layout.moves, run.seed)
     answers = await _while_moving(run, mover, streams, progress)
-    sent = await cluster.cache_bytes() - before
+    sent = await _cache_bytes(cluster) - before
     drained = None
     if layout.drained:
         progress(f"{layout.label}: draining an agent with {layout.drained} sessions")
@@ -175,26 +172,20 @@ async def _gathered(
         await asyncio.sleep(_POLL_S)
 
 
-class _Cluster(LiveCluster):
-    """A cluster whose agents show their metrics."""
+def _cluster(run: LiveMoves, layout: LayoutSpec, folder: Path) -> LiveCluster:
+    agents = tuple({"threads": 1, "metrics_port": free_port()} for _ in range(run.agents))
+    return LiveCluster(
+        ClusterOptions(agents=run.agents, models=(run.model,), each_agent=agents),
+        folder,
+        REAL,
+        {"packing": "off", "chain_agents": 1, "move_timeout_s": _MOVE_S},
+        plan_document(run, layout) if layout.chains else None,
+    )
 
-    def __init__(self, run: LiveMoves, layout: LayoutSpec, folder: Path) -> None:
-        self._ports = [free_port() for _ in range(run.agents)]
-        super().__init__(
-            ClusterOptions(
-                agents=run.agents,
-                models=(run.model,),
-                each_agent=tuple({"threads": 1, "metrics_port": port} for port in self._ports),
-            ),
-            folder,
-            REAL,
-            {"packing": "off", "chain_agents": 1, "move_timeout_s": _MOVE_S},
-            plan_document(run, layout) if layout.chains else None,
-        )
 
-    async def cache_bytes(self) -> int:
-        """Returns how many bytes of caches have left agents for others so far."""
-        return round(sum([await counter_at(port, _CACHE_BYTES) for port in self._ports]))
+async def _cache_bytes(cluster: LiveCluster) -> int:
+    """Returns how many bytes of caches have left agents for others so far."""
+    return round(sum(await cluster.counted(_CACHE_BYTES)))
 
 
 def plan_document(run: LiveMoves, layout: LayoutSpec) -> dict[str, object]:

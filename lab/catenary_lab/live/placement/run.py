@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import catenary
 from catenary.types import LatencyInfo
-from catenary_lab.live.cluster import REAL, LiveCluster
+from catenary_lab.live.cluster import REAL, LiveCluster, Progress
 from catenary_lab.live.generator import run_load
 from catenary_lab.live.models import install
 from catenary_lab.live.placement.load import Answered, Asked, Steps
@@ -29,11 +29,11 @@ from catenary_lab.live.placement.steps import (
     drawn,
     objectives_for,
 )
+from catenary_lab.live.waiting import until, within
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
 from catenary_scheduler.scaling.workers.workers_line import SessionLengths, capability
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
-from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local.local_cluster import ClusterOptions
 
@@ -43,8 +43,6 @@ _WARM_UP_REQUESTS = 12
 _APART_S = 0.9
 _REPORTED_S = 2.5
 """Seconds within which agents have reported: they report every second or so."""
-Progress = Callable[[str], None]
-Condition = Callable[[], Awaitable[bool]]
 
 
 async def run_live(run: LiveSteps, folder: Path, progress: Progress) -> StepsMeasured:
@@ -140,7 +138,7 @@ async def _hold_to(
     async def has_them() -> bool:
         return wanted in str((await client.plan()).document)
 
-    await _until(has_them, "the model's objectives are in force")
+    await until(has_them, "the model's objectives are in force", _KNOWN_S)
 
 
 async def _lines(client: catenary.AsyncClient) -> LatencyLines:
@@ -152,7 +150,7 @@ async def _lines(client: catenary.AsyncClient) -> LatencyLines:
         found.extend(_read(chain.lines) for chain in chains if chain.lines is not None)
         return bool(found)
 
-    await _until(known, "the model's latency lines are known")
+    await until(known, "the model's latency lines are known", _KNOWN_S)
     return found[0]
 
 
@@ -201,19 +199,4 @@ async def _settled(agents: list[AgentsAt], settle_s: float) -> None:
     async def one_is_left() -> bool:
         return bool(agents) and agents[-1].present <= 1
 
-    await _within(settle_s, one_is_left)
-
-
-async def _until(condition: Condition, what: str) -> None:
-    if not await _within(_KNOWN_S, condition):
-        raise Unavailable(f"it took longer than {_KNOWN_S:g} s until {what}")
-
-
-async def _within(seconds: float, condition: Condition) -> bool:
-    """Waits for a condition, at most `seconds`; returns whether it holds."""
-    deadline = time.monotonic() + seconds
-    while True:
-        holds = await condition()
-        if holds or time.monotonic() > deadline:
-            return holds
-        await asyncio.sleep(_POLL_S)
+    await within(settle_s, one_is_left)

@@ -181,9 +181,9 @@ def _plan(scenario: Chats, names: list[str], learned: LengthPopulation) -> Plan:
 def mean_facts(policy: str, rate: float, named: bool, runs: list[Facts]) -> Facts:
     """Returns the means of the figures of some seeds, with the names of the case."""
     figures = {
-        key: None if any(run[key] is None for run in runs) else statistics.fmean(values)
+        key: None if None in values else statistics.fmean(values)
         for key in runs[0]
-        for values in [[run[key] for run in runs if run[key] is not None]]
+        for values in [[run[key] for run in runs]]
     }
     case = f"{rate:g}/s{', with objectives' if named else ''}"
     return {"case": case, "policy": policy, "rate_per_s": rate, "named": named, **figures}

@@ -6,16 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from catenary_lab.live.chains.chats import ChatsMeasured, ChatsRun, run_live
+from catenary_lab.scenarios.cells import percentile
 from catenary_lab.scenarios.chains.chats import MEASURES, drawn_chats, mean_facts
 from catenary_lab.scenarios.chains.schema import Chats
 from catenary_lab.scenarios.chains.schema_parts import LiveChatsSpec
 from catenary_lab.scenarios.kinds import Progress, Results
 from catenary_lab.scenarios.live import on_processes
 from catenary_lab.scenarios.placement.schema_parts import ObjectivesSpec
-from catenary_lab.scenarios.report import Bars, Cell, Findings, Measure, Table
+from catenary_lab.scenarios.report import Bars, Cell, Findings, Measure, Table, mean
 
 Facts = dict[str, Any]
 _DRAWN = ("unevenness", "ttft_p99_ms", "attainment")
@@ -61,9 +60,9 @@ def figures_of(measured: ChatsMeasured, objectives: ObjectivesSpec) -> Facts:
     refused = len(measured.chats) - len(answered)
     return {
         "unevenness": max(busy) / (sum(busy) / len(busy)),
-        "ttft_p50_ms": _quantile(first_ms, 50),
-        "ttft_p99_ms": _quantile(first_ms, 99),
-        "response_ms": 1e3 * sum(each.response_s for each in answered) / max(1, len(answered)),
+        "ttft_p50_ms": percentile(first_ms, 50),
+        "ttft_p99_ms": percentile(first_ms, 99),
+        "response_ms": mean([1e3 * each.response_s for each in answered]),
         "attainment": good / len(measured.chats),
         "requests": len(measured.chats),
         "good": good,
@@ -140,7 +139,3 @@ def _panel(scenario: Chats, facts: Sequence[Facts], measure: Measure) -> Bars:
         for policy in scenario.policies
     }
     return Bars("on real processes", measure.caption, cases, series)
-
-
-def _quantile(values: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if values else None

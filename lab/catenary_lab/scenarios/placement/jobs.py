@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
 from catenary_lab.policies import seeded
+from catenary_lab.scenarios.cells import percentile
 from catenary_lab.scenarios.placement.settings import Case
 from catenary_simulator.placement.result import PlacementResult
 from catenary_simulator.placement.search import fewest_workers, least_workers
@@ -94,11 +93,10 @@ def run_of(case: Case, workers: int, may_miss: int | None, *, timed: bool = Fals
 
 def figures_of(case: Case, result: PlacementResult) -> Figures:
     """Returns the figures of a run."""
-    decisions = np.array(result.decision_ns, dtype=np.float64) / 1000
-    known = len(decisions) > 0
+    decisions_us = [each / 1000 for each in result.decision_ns]
     return Figures(
         gpus=result.workers * case.worker.gpus,
-        decision_p50_us=float(np.percentile(decisions, 50)) if known else None,
-        decision_p99_us=float(np.percentile(decisions, 99)) if known else None,
+        decision_p50_us=percentile(decisions_us, 50),
+        decision_p99_us=percentile(decisions_us, 99),
         **result.to_json(),
     )

@@ -11,7 +11,6 @@ from catenary_lab.scenarios.schema import Closed, Count, NotNegative, Positive
 
 PolicyName = Literal["slo", "jsq", "power-of-two", "least-loaded"]
 ScalingName = Literal["fixed", "scaled"]
-_MEGA = 1e6
 _GIGA = 1e9
 
 

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from catenary_lab.live.plans import DEFAULT, EVEN, PlanMeasured, PlansMeasured, run_live
+from catenary_lab.live.plans.by_hand import EVEN
+from catenary_lab.live.plans.run import DEFAULT, PlanMeasured, PlansMeasured, run_live
 from catenary_lab.scenarios.kinds import Progress
 from catenary_lab.scenarios.live import on_processes
 from catenary_lab.scenarios.pools.schema import LivePlans

@@ -166,9 +166,9 @@ class LivePlans(Scenario):
     warm_up_s: Positive = Field(10.0, description="Load before the first plan is measured.")
     settle_s: Positive = Field(3.0, description="Load under a plan before it is measured.")
     screening_s: Positive = Field(6.0, description="Every plan by hand is measured for so long.")
-    finalists: Count = Field(2, description="The best of them, which are measured again.")
-    rounds: Count = Field(2, description="So often, by turns with the cluster's own plan,")
-    measured_s: Positive = Field(20.0, description="and each time for so long.")
+    finalists: Count = Field(2, description="So many of the best of them are measured again.")
+    rounds: Count = Field(2, description="Times that they and the cluster's own plan take turns.")
+    measured_s: Positive = Field(20.0, description="Length of each of these turns.")
 
 
 OfDataset = LoadFactors | Utilisation | Attainment | Sensitivity | PlannerScaling | Live

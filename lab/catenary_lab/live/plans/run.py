@@ -9,8 +9,10 @@ again for longer, and the cluster's own again beside them, so that none of them 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,40 +20,28 @@ from pathlib import Path
 import numpy as np
 
 import catenary
-from catenary_lab.live.agent_metrics import BUSY_SECONDS, counter_at
-from catenary_lab.live.cluster import EMULATED, LiveCluster
+from catenary_lab.live.cluster import BUSY_SECONDS, EMULATED, LiveCluster, Progress
 from catenary_lab.live.models import install
+from catenary_lab.live.plans.by_hand import (
+    EVEN,
+    Pools,
+    documents_by_hand,
+    even_document,
+    pools_of,
+)
 from catenary_lab.scenarios.pools.schema import LivePlans
-from catenary_scheduler.planning import DeployedModel, even_split
-from catenary_scheduler.planning.placement import (
-    ModelPlacement,
-    PipelinePlacement,
-    Placement,
-    StagePlacement,
-    placement_document,
-)
-from catenary_services.domain.ids import (
-    NANOSECONDS_PER_MILLISECOND,
-    AgentId,
-    ModelKey,
-    ServerId,
-)
-from catenary_services.domain.model import BlockTable
-from catenary_services.domain.plan import Agent
+from catenary_scheduler.planning import DeployedModel
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.local.local_cluster import ClusterOptions, free_port
 
-DEFAULT, EVEN, WHOLE = "default", "even split", "whole models"
+DEFAULT = "default"
 _TIMEOUT_S = 60.0
 _APART_S = 0.1
 """Seconds until somebody whose request was refused asks again."""
 _WINDOWS = 5
 """A window in which the plan in force changed is measured again, so often at most."""
-_LINK_BYTES_PER_S = 2_000_000_000
-Progress = Callable[[str], None]
-Pools = Mapping[str, tuple[AgentId, ...]]
-"""Agents by the class of their device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +95,17 @@ async def run_live(run: LivePlans, folder: Path, progress: Progress) -> PlansMea
     """
     started = time.monotonic()
     progress(f"preparing {run.model}")
-    key = await asyncio.to_thread(
-        install,
-        run.model,
-        folder / "models",
-        slo_ns=round(run.slo_ms * NANOSECONDS_PER_MILLISECOND),
-        max_batch=run.max_batch,
-    )
-    table = ModelRepository(folder / "models").block_table(key)
+    slo_ns = round(run.slo_ms * NANOSECONDS_PER_MILLISECOND)
+    root = folder / "models"
+    key = await asyncio.to_thread(install, run.model, root, slo_ns=slo_ns, max_batch=run.max_batch)
+    table = ModelRepository(root).block_table(key)
+    model = DeployedModel(key, table, slo_ns, run.max_batch, float16_boundaries=True)
     pools = pools_of(run.gpus)
-    by_hand = {name: _document(run, key, each) for name, each in plans_by_hand(pools, table.blocks)}
-    split = even_document(run, key, table, pools)
-    cluster = _Cluster(run, pools, folder)
-    async with cluster.serving(progress), cluster.client(_TIMEOUT_S) as client:
+    by_hand = documents_by_hand(model, pools)
+    async with (
+        _cluster(run, pools, folder).serving(progress) as cluster,
+        cluster.client(_TIMEOUT_S) as client,
+    ):
         async with _asked(run, client) as ended:
             window = _Windows(run, cluster, client, ended, progress)
             await asyncio.sleep(run.warm_up_s)
@@ -125,7 +113,7 @@ async def run_live(run: LivePlans, folder: Path, progress: Progress) -> PlansMea
             explanation = (await client.plan()).explanation
             screened = [await window.under(*each, run.screening_s) for each in by_hand.items()]
             ranked = sorted(screened, key=lambda each: -each.answers_per_s)[: run.finalists]
-            measured = [await window.under(EVEN, split, run.measured_s)]
+            measured = [await window.under(EVEN, even_document(model, pools), run.measured_s)]
             for _ in range(run.rounds):
                 for each in ranked:
                     document = by_hand[each.name]
@@ -141,85 +129,32 @@ async def run_live(run: LivePlans, folder: Path, progress: Progress) -> PlansMea
         )
 
 
-def pools_of(gpus: Mapping[str, int]) -> dict[str, tuple[AgentId, ...]]:
-    """Returns the agents of each class, whose numbers go on from class to class."""
-    pools, first = {}, 0
-    for name, count in gpus.items():
-        pools[name] = tuple(AgentId(f"agent-{first + at}") for at in range(count))
-        first += count
-    return pools
-
-
-def plans_by_hand(
-    pools: Pools, blocks: int
-) -> Iterator[tuple[str, tuple[tuple[StagePlacement, ...], ...]]]:
-    """Yields the pipelines of each plan that keeps devices of a class together, with its name.
-
-    The whole model is on every device, or it is cut in two at any block, and either class has the
-    first part.
-    """
-    yield WHOLE, tuple((StagePlacement(0, blocks, agents),) for agents in pools.values())
-    for first, second in ((a, b) for a in pools for b in pools if a != b):
-        for cut in range(1, blocks):
-            stages = (
-                StagePlacement(0, cut, pools[first]),
-                StagePlacement(cut, blocks, pools[second]),
-            )
-            yield f"{first} [0, {cut}), {second} [{cut}, {blocks})", (stages,)
-
-
-def even_document(
-    run: LivePlans, key: ModelKey, table: BlockTable, pools: Pools
-) -> dict[str, object]:
-    """Returns the even split, which knows neither the speed nor the memory of the agents."""
-    agents = [
-        Agent(agent, name, ServerId(agent), 0, _LINK_BYTES_PER_S)
+def _cluster(run: LivePlans, pools: Pools, folder: Path) -> LiveCluster:
+    agents = tuple(
+        {
+            "agent_id": agent,
+            "device": f"emulated:{name}",
+            "device_class": name,
+            "emulated_slowdown": run.slowdown,
+            "metrics_port": free_port(),
+            "threads": 1,
+        }
         for name, own in pools.items()
         for agent in own
-    ]
-    slo_ns = round(run.slo_ms * NANOSECONDS_PER_MILLISECOND)
-    model = DeployedModel(key, table, slo_ns, run.max_batch, True)
-    return placement_document(even_split([model], agents))
+    )
+    options = ClusterOptions(
+        len(agents), device="emulated:any", models=(run.model,), each_agent=agents
+    )
+    return LiveCluster(options, folder, EMULATED, {})
 
 
-def _document(
-    run: LivePlans, key: ModelKey, pipelines: tuple[tuple[StagePlacement, ...], ...]
-) -> dict[str, object]:
-    made = tuple(PipelinePlacement(run.max_batch, stages) for stages in pipelines)
-    slo_ns = round(run.slo_ms * NANOSECONDS_PER_MILLISECOND)
-    return placement_document(Placement((ModelPlacement(key, slo_ns, True, made),)))
-
-
-class _Cluster(LiveCluster):
-    """A cluster of emulated agents that show their metrics."""
-
-    def __init__(self, run: LivePlans, pools: Pools, folder: Path) -> None:
-        self._pools = pools
-        self._ports = {agent: free_port() for agents in pools.values() for agent in agents}
-        agents = tuple(
-            {
-                "agent_id": agent,
-                "device": f"emulated:{name}",
-                "device_class": name,
-                "emulated_slowdown": run.slowdown,
-                "metrics_port": self._ports[agent],
-                "threads": 1,
-            }
-            for name, own in pools.items()
-            for agent in own
-        )
-        options = ClusterOptions(
-            len(agents), device="emulated:any", models=(run.model,), each_agent=agents
-        )
-        super().__init__(options, folder, EMULATED, {})
-
-    async def busy_s(self) -> dict[str, float]:
-        """Returns for how long the agents of each class have computed so far, their mean."""
-        return {
-            name: sum([await counter_at(self._ports[agent], BUSY_SECONDS) for agent in agents])
-            / len(agents)
-            for name, agents in self._pools.items()
-        }
+async def _busy_s(cluster: LiveCluster) -> dict[str, float]:
+    """Returns for how long the agents of each class have computed so far, their mean."""
+    by_class = defaultdict[str, list[float]](list)
+    counted = await cluster.counted(BUSY_SECONDS)
+    for agent, seconds in zip(cluster.options.each_agent, counted, strict=True):
+        by_class[agent["device_class"]].append(seconds)
+    return {name: statistics.fmean(each) for name, each in by_class.items()}
 
 
 @asynccontextmanager
@@ -254,7 +189,7 @@ class _Windows:
     """Measures plans of one cluster under one load."""
 
     run: LivePlans
-    cluster: _Cluster
+    cluster: LiveCluster
     client: catenary.AsyncClient
     ended: _Answers
     progress: Progress
@@ -278,13 +213,13 @@ class _Windows:
         raise Unavailable(f"the plan changed in each of {_WINDOWS} windows")
 
     async def _window(self, name: str, seconds: float) -> PlanMeasured:
-        cpu_s, busy_s = self.cluster.cpu_seconds(), await self.cluster.busy_s()
+        cpu_s, busy_s = self.cluster.cpu_seconds(), await _busy_s(self.cluster)
         first, refused, began = len(self.ended.latencies_ms), self.ended.refused, time.monotonic()
         await asyncio.sleep(seconds)
         wall_s = time.monotonic() - began
         latencies: Sequence[float] = self.ended.latencies_ms[first:]
         refused = self.ended.refused - refused
-        busy = await self.cluster.busy_s()
+        busy = await _busy_s(self.cluster)
         over_s = time.monotonic() - began
         in_time = sum(each <= self.run.slo_ms for each in latencies)
         return PlanMeasured(

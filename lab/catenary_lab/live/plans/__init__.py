@@ -1,0 +1,1 @@
+"""Plans for unlike devices on real processes."""
