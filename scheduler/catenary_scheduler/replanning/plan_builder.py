@@ -12,7 +12,7 @@ from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement
 from catenary_scheduler.planning.live import Hosted, PlanningRules
 from catenary_scheduler.planning.replicas import why_unused
 from catenary_scheduler.planning.survival import agents_of
-from catenary_scheduler.replanning.chain_builder import BuiltChains, ChainBuilder, ChainRequest
+from catenary_scheduler.replanning.chain_builder import ChainBuilder, ChainRequest, ComposedChains
 from catenary_scheduler.replanning.pooled_builder import (
     Corrections,
     PooledBuilder,
@@ -150,7 +150,7 @@ class PlanBuilder:
         """
         built = self._kept(request) if request.chains_only else self._simple(request)
         if self._chains is None or not request.generating:
-            return _finished(request, built, BuiltChains())
+            return _finished(request, built, ComposedChains())
         chains = self._chains.make_now(_chain_request(request), built.placement)
         return _finished(request, built, chains)
 
@@ -194,7 +194,7 @@ class PlanBuilder:
         else:
             built = await self._pooled_or_even(request)
         if self._chains is None or not request.generating:
-            return _finished(request, built, BuiltChains())
+            return _finished(request, built, ComposedChains())
         chains = await self._chains.make(_chain_request(request), built.placement)
         return _finished(request, built, chains)
 
@@ -266,7 +266,7 @@ def _chain_request(request: PlanRequest) -> ChainRequest:
     return ChainRequest(request.generating, agents, request.session_loads, request.present)
 
 
-def _finished(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> BuiltPlan:
+def _finished(request: PlanRequest, built: BuiltPlan, chains: ComposedChains) -> BuiltPlan:
     """Returns one plan of pooled models and of models with chains, with who is idle in it."""
     idle = _idle_in_words(request, built, chains)
     return replace(
@@ -274,12 +274,14 @@ def _finished(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> Bu
         placement=Placement((*built.placement.models, *chains.models)),
         provenance=replace(built.provenance, chain_lines=chains.lines, idle=idle),
         problem="; ".join(chains.problems),
-        session_loads=chains.loads,
+        session_loads=request.session_loads,
         guessed=chains.guessed,
     )
 
 
-def _idle_in_words(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> tuple[str, ...]:
+def _idle_in_words(
+    request: PlanRequest, built: BuiltPlan, chains: ComposedChains
+) -> tuple[str, ...]:
     """Returns sentences on the agents that no model uses, one for all with the same reasons."""
     in_pools = {agent for model in built.placement.models for agent in agents_of(model)}
     used = in_pools - built.idle.keys()
@@ -295,7 +297,7 @@ def _idle_in_words(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) 
     )
 
 
-def _why_idle(request: PlanRequest, agent: Agent, built: BuiltPlan, chains: BuiltChains) -> str:
+def _why_idle(request: PlanRequest, agent: Agent, built: BuiltPlan, chains: ComposedChains) -> str:
     name, others = agent.agent_id, request.others.models
     unable = [str(m.key) for m in request.models if name in request.unable.get(m.key, ())]
     found = [f"it could not load a part of {', '.join(unable)}"] if unable else []
