@@ -11,7 +11,7 @@ from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, replicated
 from catenary_scheduler.planning.live import Hosted, PlanningRules
 from catenary_scheduler.planning.replicas import why_unused
-from catenary_scheduler.planning.survival import agents_of
+from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.replanning.chain_builder import ChainBuilder, ChainRequest, ComposedChains
 from catenary_scheduler.replanning.pooled_builder import (
     Corrections,
@@ -283,9 +283,7 @@ def _idle_in_words(
     request: PlanRequest, built: BuiltPlan, chains: ComposedChains
 ) -> tuple[str, ...]:
     """Returns sentences on the agents that no model uses, one for all with the same reasons."""
-    in_pools = {agent for model in built.placement.models for agent in agents_of(model)}
-    used = in_pools - built.idle.keys()
-    used |= {agent for model in chains.models for agent in agents_of(model)}
+    used = agents_of(built.placement) - built.idle.keys() | agents_of(Placement(chains.models))
     by_reason: dict[str, list[AgentId]] = {}
     for agent in request.agents:
         if agent.agent_id not in used:
