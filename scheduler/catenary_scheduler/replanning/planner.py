@@ -44,6 +44,7 @@ class Planner:
         problem: Why there is no proposal, or not the wanted one; empty if all is well.
         load: The load of the models that are asked for rows, and whether it asks for a plan.
         answers: Number of plans made: a larger one tells that a request was answered.
+        planned_agents: The agents that the proposal was made for, used or idle in it.
     """
 
     observes = (SessionRequested,)
@@ -89,6 +90,7 @@ class Planner:
         self.provenance: PlanProvenance | None = None
         self.problem = ""
         self.answers = 0
+        self.planned_agents: frozenset[AgentId] = frozenset()
 
     @property
     def cause(self) -> str:
@@ -152,7 +154,7 @@ class Planner:
     ) -> None:
         """Continues from the placement of an earlier scheduler."""
         self._placement = placement
-        self._agents = frozenset(agents_of(placement))
+        self._agents = self.planned_agents = frozenset(agents_of(placement))
         self._models = tuple(models)
         self.provenance = provenance
         if provenance is not None:
@@ -344,6 +346,7 @@ class Planner:
         self._demand.planned(built.session_loads, now)
         self._guessed, self._idle = frozenset(built.guessed), built.idle
         self._placement, self.provenance = built.placement, built.provenance
+        self.planned_agents = self._agents
 
     def _try_again(self, now_s: float) -> None:
         self._retry_at_s = now_s + self._retry_s
