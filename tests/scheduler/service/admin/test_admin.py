@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2
+from catenary_scheduler.dispatch.availability import Impairment
 from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -116,13 +117,16 @@ async def test_agents_that_the_planner_goes_without_are_told_why(
 
         await until(lambda: used() == {"agent-0"}, "a plan without them")
         await leader.planner.close()  # so that no plan is made with who comes now
-        await crowd.agent(process.port, "agent-3")
-        await until(lambda: AgentId("agent-3") in leader.cluster.registry, "it is there")
+        for name in ("agent-3", "agent-4"):
+            await crowd.agent(process.port, name)
+        await until(lambda: len(leader.cluster.registry) == 5, "they are there")
+        leader.availability.impair(AgentId("agent-4"), Impairment.BROKEN, why="its device failed")
         told = (await stub.GetPlan(admin_pb2.GetPlanRequest())).explanation.splitlines()
         assert [line for line in told if " is idle: " in line] == [
             "agent-1 is idle: the cluster does not hear it.",
             "agent-2 is idle: it is draining.",
             "agent-3 is idle: it joined after the plan was made.",
+            "agent-4 is idle: it is broken: its device failed.",
         ]
 
 
