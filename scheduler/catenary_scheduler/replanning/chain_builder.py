@@ -24,6 +24,7 @@ from catenary_scheduler.planning.search import (
     in_words,
     search_chains,
 )
+from catenary_scheduler.replanning.changed_times import Factors
 from catenary_scheduler.scaling import SessionLoad
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
 from catenary_services.domain.plan import Agent
@@ -92,7 +93,7 @@ class ChainBuilder:
         self._compose_elsewhere = compose_elsewhere
         self._rules = rules
 
-    def link_factors(self, agents: Sequence[Agent]) -> dict[tuple[ModelKey | str, str], float]:
+    def link_factors(self, agents: Sequence[Agent]) -> Factors:
         """Returns by how much longer the links between agents take than is assumed."""
         return self._measured.links.known.factors(agents, USUAL_FRAME_NS)
 

@@ -12,9 +12,9 @@ from catenary_scheduler.planning.live import PlanningRules
 from catenary_scheduler.planning.replicas import why_unused
 from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.replanning.chain_builder import ChainBuilder, ChainRequest, ComposedChains
+from catenary_scheduler.replanning.changed_times import Factors
 from catenary_scheduler.replanning.plan_request import BuiltPlan, PlanRequest
 from catenary_scheduler.replanning.pooled_builder import (
-    Corrections,
     PooledBuilder,
     PooledBuilt,
     PooledRequest,
@@ -52,9 +52,7 @@ class PlanBuilder:
             rules, deployments, measured, solve, survival_first=mode != "pooled"
         )
 
-    def corrections(
-        self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]
-    ) -> Corrections:
+    def corrections(self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]) -> Factors:
         """Returns what measurements make of the times of pooled models now."""
         return {} if self.mode == "even" or not agents else self._pooled.corrections(models, agents)
 
@@ -62,7 +60,7 @@ class PlanBuilder:
         """True if every agent on the chains of a model has measured what it hosts of it."""
         return self._chains is not None and self._chains.is_measured(model)
 
-    def link_factors(self, agents: tuple[Agent, ...]) -> Corrections:
+    def link_factors(self, agents: tuple[Agent, ...]) -> Factors:
         """Returns by how much longer links take than chains would be composed for without them."""
         return self._chains.link_factors(agents) if self._chains is not None else {}
 

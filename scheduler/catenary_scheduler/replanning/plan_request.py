@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import Hosted
+from catenary_scheduler.replanning.changed_times import Factors
 from catenary_scheduler.replanning.plannable_agents import Unable
-from catenary_scheduler.replanning.pooled_builder import Corrections
 from catenary_scheduler.replanning.provenance import PlanProvenance
 from catenary_scheduler.scaling import SessionLoad
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -66,7 +66,7 @@ class BuiltPlan:
     """Reason why a model that generates text has no chains; empty if all have."""
     session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
     """The loads that the chains were composed for."""
-    corrections: Corrections = field(default_factory=dict)
+    corrections: Factors = field(default_factory=dict)
     """Factors by which measurements corrected the times that the pools were planned with."""
     objective_rps: float = 0.0
     """Load that its pools take; 0 if nobody compared it with the plan in force."""

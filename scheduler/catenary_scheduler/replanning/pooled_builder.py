@@ -30,6 +30,7 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.replicas import without_room
 from catenary_scheduler.planning.requirements import agents_of, only
+from catenary_scheduler.replanning.changed_times import Factors
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.replanning.solver import SolverResult
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from catenary_scheduler.planning.comparing import PlacementThroughput
 
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
-Corrections = Mapping[tuple[ModelKey | str, str], float]
-"""Factors by which measurements correct the times of each model and group of agents, and of
-transfers."""
 _TRANSFER = "a transfer"
 
 
@@ -68,7 +66,7 @@ class PooledBuilt:
 
     placement: Placement
     provenance: PlanProvenance
-    corrections: Corrections
+    corrections: Factors
     objective_rps: float
     """Load that the plan takes, in requests per second."""
     present_rps: float
@@ -105,9 +103,7 @@ class PooledBuilder:
         self._solve = solve
         self._survival_first = survival_first
 
-    def corrections(
-        self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]
-    ) -> Corrections:
+    def corrections(self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]) -> Factors:
         """Returns what measurements make of the times of each model and group now."""
         pooled = tuple(model for model in models if model.decoder is None)
         return _factors(self._cluster(pooled, agents, {}, 1.0), agents)
@@ -232,7 +228,7 @@ class PooledBuilder:
         return LiveCluster(seen, live, self._measured.everything(), memory_share)
 
 
-def _factors(cluster: LiveCluster, stated: tuple[Agent, ...]) -> Corrections:
+def _factors(cluster: LiveCluster, stated: tuple[Agent, ...]) -> Factors:
     groups = cluster.groups
     found: dict[tuple[ModelKey | str, str], float] = {}
     found.update(corrections(cluster.profiled, groups, cluster.measured).items())

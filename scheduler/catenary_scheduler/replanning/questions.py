@@ -63,10 +63,10 @@ class PlanDemand:
     model: str
     version: str
     gpus: Mapping[str, int]
-    order: SearchOrder = SearchOrder.THROUGHPUT
-    rate_per_s: float = 0.0
-    prompt_tokens: float = 0.0
-    output_tokens: float = 0.0
+    order: SearchOrder
+    rate_per_s: float
+    prompt_tokens: float
+    output_tokens: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from typing import TypeVar
 from catenary_scheduler.planning.even_split import DeployedModel
 from catenary_scheduler.planning.live.chains import ChainCluster
 from catenary_scheduler.planning.live.generation import GenerationCost, GenerationTimes
-from catenary_scheduler.planning.live.generation_estimates import GPU_CHUNK_TOKENS, estimated_cost
+from catenary_scheduler.planning.live.generation_estimates import estimated_cost
 from catenary_scheduler.planning.live.groups import DeviceGroup, device_groups
 from catenary_scheduler.planning.live.problem import LiveCluster
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.search.options import SearchOrder
 from catenary_services.devices.catalogue import CATALOGUE, device_class, find_device_class
-from catenary_services.domain.decoder import DecoderRuntime
+from catenary_services.domain.decoder import GPU_CHUNK_TOKENS, DecoderRuntime
 from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import InvalidInput
