@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from catenary_scheduler.scaling.groups import GroupLayout, divide, rate_within
+from catenary_scheduler.scaling.groups import (
+    USUAL_DECISION_US,
+    USUAL_LATENCY_MS,
+    USUAL_WASTE_RATIO,
+    GroupLayout,
+    divide,
+    rate_within,
+)
 from catenary_services.errors import InvalidInput
 
 _MICROSECOND = 1e-6
@@ -22,7 +29,7 @@ _MILLISECOND = 1e-3
 @click.option(
     "--waste",
     type=click.FloatRange(0, 1, min_open=True),
-    default=0.1,
+    default=USUAL_WASTE_RATIO,
     show_default=True,
     help="Share of its workers a group may waste.",
 )
@@ -34,14 +41,14 @@ _MILLISECOND = 1e-3
 @click.option(
     "--decision-us",
     type=click.FloatRange(min=0, min_open=True),
-    default=100.0,
+    default=USUAL_DECISION_US,
     show_default=True,
     help="Time of one placement decision, in microseconds.",
 )
 @click.option(
     "--latency-ms",
     type=click.FloatRange(min=0, min_open=True),
-    default=5.0,
+    default=USUAL_LATENCY_MS,
     show_default=True,
     help="Longest mean time until a request is placed, in milliseconds.",
 )

@@ -13,9 +13,9 @@ from catenary.records import record_of
 from catenary.rpc.calls import RpcCall
 from catenary_protos.catenary.v1 import admin_pb2
 
-MOST_COUNT = 65_536
-MOST_TOKENS = 16_777_216
-OBJECTIVES = ("throughput", "gpus")
+_MOST_COUNT = 65_536
+_MOST_TOKENS = 16_777_216
+_OBJECTIVES = ("throughput", "gpus")
 """Quantities that may decide once objectives are met: most throughput, or fewest GPUs."""
 
 
@@ -141,11 +141,11 @@ class PlanDemand:
 
     model: str
     gpus: Mapping[str, int]
-    version: str = ""
-    objective: str = "throughput"
-    rate_per_s: float = 0.0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    version: str
+    objective: str
+    rate_per_s: float
+    prompt_tokens: int
+    output_tokens: int
 
 
 def search_plan(demand: PlanDemand, timeout_s: float | None) -> RpcCall[PlanSearch]:
@@ -157,15 +157,15 @@ def search_plan(demand: PlanDemand, timeout_s: float | None) -> RpcCall[PlanSear
     if not demand.gpus:
         raise InvalidInputError.at("gpus", "name at least one class of devices")
     for name, count in demand.gpus.items():
-        if not name or not 1 <= count <= MOST_COUNT:
+        if not name or not 1 <= count <= _MOST_COUNT:
             raise InvalidInputError.at("gpus", f"{name!r} needs a number of 1 or more")
-    if demand.objective not in OBJECTIVES:
-        raise InvalidInputError.at("objective", f"must be {' or '.join(OBJECTIVES)}")
+    if demand.objective not in _OBJECTIVES:
+        raise InvalidInputError.at("objective", f"must be {' or '.join(_OBJECTIVES)}")
     if not 0.0 <= demand.rate_per_s <= 1e9:
         raise InvalidInputError.at("rate_per_s", "must be in 0..1e9")
     for field in ("prompt_tokens", "output_tokens"):
-        if not 0 <= getattr(demand, field) <= MOST_TOKENS:
-            raise InvalidInputError.at(field, f"must be in 0..{MOST_TOKENS}")
+        if not 0 <= getattr(demand, field) <= _MOST_TOKENS:
+            raise InvalidInputError.at(field, f"must be in 0..{_MOST_TOKENS}")
     request = admin_pb2.SearchPlanRequest(
         model=demand.model,
         version=demand.version,
@@ -178,9 +178,6 @@ def search_plan(demand: PlanDemand, timeout_s: float | None) -> RpcCall[PlanSear
         prompt_tokens=demand.prompt_tokens,
         output_tokens=demand.output_tokens,
     )
-    return RpcCall("admin", "SearchPlan", request, found_plan, timeout_s)
-
-
-def found_plan(message: admin_pb2.SearchPlanResponse) -> PlanSearch:
-    """Returns the outcome of a search in a reply."""
-    return record_of(PlanSearch, message)
+    return RpcCall(
+        "admin", "SearchPlan", request, lambda reply: record_of(PlanSearch, reply), timeout_s
+    )

@@ -173,6 +173,11 @@ class ClusterView:
         return self._leader.cluster.desired.provenance
 
     @property
+    def planned_agents(self) -> frozenset[AgentId]:
+        """The agents that the planner made its last proposal for, used or idle in it."""
+        return self._leader.planner.planned_agents
+
+    @property
     def plan_problem(self) -> str:
         """The reason why the desired plan is missing or not in force; empty if all is well."""
         return self._leader.cluster.desired.problem()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from catenary_scheduler.admin.cluster_view import ClusterView
+from catenary_scheduler.agents.registry import AgentState
+from catenary_scheduler.dispatch.availability import UNFIT, Impairment
 from catenary_scheduler.planning.survival import agents_of, survival_of
-from catenary_scheduler.replanning.provenance import HAND, PlanProvenance
-from catenary_scheduler.rollout.report import RolloutReport
+from catenary_scheduler.replanning.provenance import HAND
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
@@ -17,44 +19,46 @@ from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import Chain, ModelPlan, Pipeline, Plan, Stage
 
+_NOT_NAMED = "the plan does not name it; `catenary plan replan` has one made that may"
+_UNFIT = {each.name.lower() for each in Impairment if each >= UNFIT}
+_BY_STATE = {"lost": "the cluster does not hear it", "draining": "it is draining"}
 
-def explain(
-    plan: Plan,
-    provenance: PlanProvenance | None,
-    problem: str,
-    report: RolloutReport | None,
-    servers: Mapping[AgentId, ServerId],
-) -> str:
-    """Returns what runs where and why, for a reader who has not seen the JSON.
 
-    Args:
-        plan: The plan in force.
-        provenance: Who made the plan, and why so; None if unknown.
-        problem: Why this is not the desired plan; empty if it is.
-        report: The change of plan under way, else the last one; None if there was none.
-        servers: The server of every known agent.
-    """
+def explain(view: ClusterView, plan: Plan) -> str:
+    """Returns what runs where and why, for a reader who has not seen the JSON of a plan."""
+    provenance, report = view.provenance, view.rollout_report()
     lines = [f"Plan {plan.plan_id} serves {len(plan.models)} model(s)."]
     if provenance is not None:
         lines += provenance.in_words()
-    if problem:
-        lines.append(f"Note: {problem}.")
-    if provenance is not None and provenance.planner == HAND:
-        lines += _unused(plan, servers)
+    if view.plan_problem:
+        lines.append(f"Note: {view.plan_problem}.")
+    lines += _unplanned(view, plan)
     for model in plan.models:
-        lines += ["", *_model(model), _survival(model, servers)]
+        lines += ["", *_model(model), _survival(model, view.servers)]
     if report is not None:
         lines += ["", report.in_words()]
     return "\n".join(lines)
 
 
-def _unused(plan: Plan, agents: Iterable[AgentId]) -> list[str]:
-    """Returns a sentence on every agent that a plan from outside leaves idle."""
-    used = {agent for model in plan.models for agent in agents_of(model)}
+def _unplanned(view: ClusterView, plan: Plan) -> list[str]:
+    """Returns a sentence on every idle agent of which whoever made the plan says nothing."""
+    by_hand = view.provenance is not None and view.provenance.planner == HAND
+    told = {agent for model in plan.models for agent in agents_of(model)}
+    if not by_hand:
+        told |= view.planned_agents
     return [
-        f"{agent} is idle: the plan does not name it; `catenary plan replan` has one made that may."
-        for agent in sorted(set(agents) - used)
+        f"{agent} is idle: {_NOT_NAMED if by_hand else _why_unplanned(view, record)}."
+        for agent, record in sorted(view.registry.items())
+        if agent not in told
     ]
+
+
+def _why_unplanned(view: ClusterView, record: AgentState) -> str:
+    if (state := view.state_of(record)) in _BY_STATE:
+        return _BY_STATE[state]
+    reports = view.impairments(record.agent.agent_id)
+    unfit = [f"it is {each.kind}: {each.why}" for each in reports if each.kind in _UNFIT]
+    return unfit[0] if unfit else "it joined after the plan was made"
 
 
 def _model(model: ModelPlan) -> list[str]:

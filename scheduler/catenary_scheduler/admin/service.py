@@ -87,9 +87,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 raise NoActivePlan("no plan is active yet")
             return admin_pb2.GetPlanResponse(
                 plan_json=json.dumps(placement_document(active.placement), indent=2),
-                explanation=explain(
-                    active.plan, provenance, view.plan_problem, report, view.servers
-                ),
+                explanation=explain(view, active.plan),
                 plan_id=active.plan.plan_id,
                 planner=provenance.planner if provenance is not None else "",
                 last_switch=report.as_message() if report is not None else None,

@@ -1,9 +1,8 @@
-"""Makes the dispatcher and the planner that the settings describe."""
+"""Makes the dispatcher, the planner and what answers questions, as the settings describe them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from catenary_scheduler.agents.deployments import Deployments
@@ -19,6 +18,7 @@ from catenary_scheduler.replanning.plan_builder import PlanBuilder
 from catenary_scheduler.replanning.planner import Planner
 from catenary_scheduler.replanning.questions import PlanQuestions, QuestionRules
 from catenary_scheduler.replanning.solver import Solver
+from catenary_scheduler.runtime.dispatch_loop import DispatchLoop
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand
 from catenary_scheduler.settings import SchedulerSettings
 
@@ -83,7 +83,7 @@ def questions_of(
     deployments: Deployments,
     measured: MeasuredProfiles,
     planner: Planner,
-    decision_s: Callable[[], float],
+    loop: DispatchLoop,
 ) -> PlanQuestions:
     """Returns what answers questions about plans by the rules that the planner keeps."""
     return PlanQuestions(
@@ -92,7 +92,7 @@ def questions_of(
         QuestionRules(_pool_rules(settings), _chain_rules(settings)),
         Solver(settings.plan_time_limit_s).answer,
         planner.session_load,
-        decision_s,
+        lambda: loop.decision_ns,
     )
 
 

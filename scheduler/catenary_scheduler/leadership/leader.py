@@ -168,11 +168,7 @@ class LeaderRuntime:
         self.loop = DispatchLoop(self.dispatcher, command_sender.route, metrics)
         feed = self.loop.feed
         self.questions = questions_of(
-            settings,
-            self.deployments,
-            self.measured,
-            self.planner,
-            lambda: self.loop.decision_ns / NANOSECONDS_PER_SECOND,
+            settings, self.deployments, self.measured, self.planner, self.loop
         )
         self.watch = AvailabilityWatch(self.availability, feed)
         self.held = HeldRequests(self.waiting, self.cluster, feed, command_sender.route)

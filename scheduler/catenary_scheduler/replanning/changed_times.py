@@ -1,9 +1,9 @@
 """Says when measured times have moved so far from those of the plan that a new plan is due.
 
 Times are compared as factors on what a plan assumes without measurements: of a model on a group of
-agents, or of what a link carries. Three rules keep noise
-from reconfiguring the cluster: a factor must have moved by more than a fixed share, for some time,
-and plans are some time apart. A plan made for this reason must also be worth its switch.
+agents, or of what a link carries. Three rules keep noise from reconfiguring the cluster: a factor
+must have moved by more than a fixed share, for some time, and plans are some time apart. A plan of
+pools made for this reason must also be worth its switch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from catenary_scheduler.scaling import ReplanPolicy
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 
 Factors = Mapping[tuple[ModelKey | str, str], float]
+"""Factors by which measurements correct the times that a plan assumes: of a model on a group of
+agents, of transfers by such a group, or of frames and prompts over a link."""
 
 _NOTABLE = 0.15
 _LOOKS_NS = NANOSECONDS_PER_SECOND
@@ -29,7 +31,7 @@ class ChangedTimes:
 
     def __init__(self, policy: ReplanPolicy) -> None:
         self._policy = policy
-        self._planned: dict[tuple[ModelKey | str, str], float] = {}
+        self._planned: Factors = {}
         self._planned_ns: Nanoseconds | None = None
         self._moved_ns: Nanoseconds | None = None
         """Moment since which a factor is too far from the planned one; None while none is."""
@@ -37,7 +39,7 @@ class ChangedTimes:
 
     def planned(self, factors: Factors, now: Nanoseconds) -> None:
         """Records that a plan was made with these factors."""
-        self._planned = dict(factors)
+        self._planned = factors
         self._planned_ns = now
         self._moved_ns = None
 

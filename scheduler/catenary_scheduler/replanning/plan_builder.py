@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement, replicated
-from catenary_scheduler.planning.live import Hosted, PlanningRules
+from catenary_scheduler.planning.live import PlanningRules
 from catenary_scheduler.planning.replicas import why_unused
-from catenary_scheduler.planning.survival import agents_of
-from catenary_scheduler.replanning.chain_builder import BuiltChains, ChainBuilder, ChainRequest
+from catenary_scheduler.planning.requirements import agents_of
+from catenary_scheduler.replanning.chain_builder import ChainBuilder, ChainRequest, ComposedChains
+from catenary_scheduler.replanning.changed_times import Factors
+from catenary_scheduler.replanning.plan_request import BuiltPlan, PlanRequest
 from catenary_scheduler.replanning.pooled_builder import (
-    Corrections,
     PooledBuilder,
     PooledBuilt,
     PooledRequest,
     Solve,
 )
 from catenary_scheduler.replanning.provenance import CHAINS, EVEN, PlanProvenance
-from catenary_scheduler.scaling import SessionLoad
-from catenary_services.domain.ids import AgentId, ModelKey
+from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import CatenaryError, PlanInfeasible
 from catenary_services.log import get_logger
@@ -33,71 +32,6 @@ Mode = Literal["auto", "pooled", "even"]
 _SHARE_ALONE, _SHARE_BESIDE_CHAINS = 0.9, 0.4
 """Share of an agent's memory that replicas may take: without chains, and with chains beside
 them."""
-Unable = Mapping[ModelKey, frozenset[AgentId]]
-"""Agents that could not load a part of a model, by model."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """Inputs of a plan at one moment."""
-
-    cause: str
-    models: tuple[DeployedModel, ...]
-    agents: tuple[Agent, ...]
-    shares: Mapping[ModelKey, float]
-    hosted: Hosted
-    session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
-    """Loads of the models that generate text."""
-    present: Placement = Placement(())  # noqa: RUF009 - immutable
-    """The placement that was proposed last, which chains are kept from; empty before the first."""
-    provenance: PlanProvenance | None = None
-    """Origin of the previous proposal; None if there was none."""
-    chains_only: bool = False
-    """True if everything but the chains is to stay as it is."""
-    unable: Unable = field(default_factory=dict)
-    """Agents to leave out for a model, as long as others are left."""
-    idle: Mapping[AgentId, str] = field(default_factory=dict)
-    """Reasons why agents are used by no pool of the previous proposal."""
-
-    @property
-    def generating(self) -> tuple[DeployedModel, ...]:
-        return tuple(model for model in self.models if model.decoder is not None)
-
-    def able(self, *models: DeployedModel) -> tuple[Agent, ...]:
-        """Returns the agents that can load all of these models; all agents if none can."""
-        none = frozenset[AgentId]()
-        unable = none.union(*[self.unable.get(model.key, none) for model in models])
-        return tuple(a for a in self.agents if a.agent_id not in unable) or self.agents
-
-    @property
-    def others(self) -> PlanRequest:
-        """The same request without the models that generate text."""
-        return replace(self, models=tuple(m for m in self.models if m.decoder is None))
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltPlan:
-    """A placement, how it was made, and what is wrong with it."""
-
-    placement: Placement
-    provenance: PlanProvenance
-    has_failed: bool = False
-    """True if it is an even split because planning broke down, not because that is the best
-    plan."""
-    problem: str = ""
-    """Reason why a model that generates text has no chains; empty if all have."""
-    session_loads: Mapping[ModelKey, SessionLoad] = field(default_factory=dict)
-    """The loads that the chains were composed for."""
-    corrections: Corrections = field(default_factory=dict)
-    """Factors by which measurements corrected the times that the pools were planned with."""
-    objective_rps: float = 0.0
-    """Load that its pools take; 0 if nobody compared it with the plan in force."""
-    present_rps: float = 0.0
-    """Load that the pools of the plan in force take by the same times; 0 if unknown."""
-    idle: Mapping[AgentId, str] = field(default_factory=dict)
-    """Reason why an agent is used by no pool, where the pooled planner knows one."""
-    guessed: tuple[ModelKey, ...] = ()
-    """Models whose chains go by guesses, since no agent has measured them."""
 
 
 class PlanBuilder:
@@ -118,9 +52,7 @@ class PlanBuilder:
             rules, deployments, measured, solve, survival_first=mode != "pooled"
         )
 
-    def corrections(
-        self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]
-    ) -> Corrections:
+    def corrections(self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]) -> Factors:
         """Returns what measurements make of the times of pooled models now."""
         return {} if self.mode == "even" or not agents else self._pooled.corrections(models, agents)
 
@@ -128,7 +60,7 @@ class PlanBuilder:
         """True if every agent on the chains of a model has measured what it hosts of it."""
         return self._chains is not None and self._chains.is_measured(model)
 
-    def link_factors(self, agents: tuple[Agent, ...]) -> Corrections:
+    def link_factors(self, agents: tuple[Agent, ...]) -> Factors:
         """Returns by how much longer links take than chains would be composed for without them."""
         return self._chains.link_factors(agents) if self._chains is not None else {}
 
@@ -150,7 +82,7 @@ class PlanBuilder:
         """
         built = self._kept(request) if request.chains_only else self._simple(request)
         if self._chains is None or not request.generating:
-            return _finished(request, built, BuiltChains())
+            return _finished(request, built, ComposedChains())
         chains = self._chains.make_now(_chain_request(request), built.placement)
         return _finished(request, built, chains)
 
@@ -194,7 +126,7 @@ class PlanBuilder:
         else:
             built = await self._pooled_or_even(request)
         if self._chains is None or not request.generating:
-            return _finished(request, built, BuiltChains())
+            return _finished(request, built, ComposedChains())
         chains = await self._chains.make(_chain_request(request), built.placement)
         return _finished(request, built, chains)
 
@@ -266,7 +198,7 @@ def _chain_request(request: PlanRequest) -> ChainRequest:
     return ChainRequest(request.generating, agents, request.session_loads, request.present)
 
 
-def _finished(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> BuiltPlan:
+def _finished(request: PlanRequest, built: BuiltPlan, chains: ComposedChains) -> BuiltPlan:
     """Returns one plan of pooled models and of models with chains, with who is idle in it."""
     idle = _idle_in_words(request, built, chains)
     return replace(
@@ -274,16 +206,16 @@ def _finished(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> Bu
         placement=Placement((*built.placement.models, *chains.models)),
         provenance=replace(built.provenance, chain_lines=chains.lines, idle=idle),
         problem="; ".join(chains.problems),
-        session_loads=chains.loads,
+        session_loads=request.session_loads,
         guessed=chains.guessed,
     )
 
 
-def _idle_in_words(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) -> tuple[str, ...]:
+def _idle_in_words(
+    request: PlanRequest, built: BuiltPlan, chains: ComposedChains
+) -> tuple[str, ...]:
     """Returns sentences on the agents that no model uses, one for all with the same reasons."""
-    in_pools = {agent for model in built.placement.models for agent in agents_of(model)}
-    used = in_pools - built.idle.keys()
-    used |= {agent for model in chains.models for agent in agents_of(model)}
+    used = agents_of(built.placement) - built.idle.keys() | agents_of(Placement(chains.models))
     by_reason: dict[str, list[AgentId]] = {}
     for agent in request.agents:
         if agent.agent_id not in used:
@@ -295,7 +227,7 @@ def _idle_in_words(request: PlanRequest, built: BuiltPlan, chains: BuiltChains) 
     )
 
 
-def _why_idle(request: PlanRequest, agent: Agent, built: BuiltPlan, chains: BuiltChains) -> str:
+def _why_idle(request: PlanRequest, agent: Agent, built: BuiltPlan, chains: ComposedChains) -> str:
     name, others = agent.agent_id, request.others.models
     unable = [str(m.key) for m in request.models if name in request.unable.get(m.key, ())]
     found = [f"it could not load a part of {', '.join(unable)}"] if unable else []

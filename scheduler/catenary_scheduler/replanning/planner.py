@@ -14,10 +14,12 @@ from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.events import Event, SessionRequested
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
-from catenary_scheduler.planning.requirements import agents_of, needs_any, without
+from catenary_scheduler.planning.requirements import agents_of, without
 from catenary_scheduler.replanning.agent_stability import AgentStability, eligible, is_settled
 from catenary_scheduler.replanning.changed_times import ChangedTimes
-from catenary_scheduler.replanning.plan_builder import BuiltPlan, PlanBuilder, PlanRequest, Unable
+from catenary_scheduler.replanning.plan_builder import PlanBuilder
+from catenary_scheduler.replanning.plan_request import BuiltPlan, PlanRequest
+from catenary_scheduler.replanning.plannable_agents import PlannableAgents
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand, SessionLoad, objective_at
 from catenary_scheduler.storage.clock import now_ns
@@ -44,6 +46,7 @@ class Planner:
         problem: Why there is no proposal, or not the wanted one; empty if all is well.
         load: The load of the models that are asked for rows, and whether it asks for a plan.
         answers: Number of plans made: a larger one tells that a request was answered.
+        planned_agents: The agents that the proposal was made for, used or idle in it.
     """
 
     observes = (SessionRequested,)
@@ -59,11 +62,7 @@ class Planner:
         availability: Availability | None = None,
     ) -> None:
         self._availability = availability or Availability()
-        self._around: Unable = {}
-        """The agents that were left out by model when the proposal was made."""
-        self._takes_unfit = False
-        """True if no plan was possible without agents that are broken or in quarantine."""
-        self._left_out: frozenset[AgentId] = frozenset()
+        self._plannable = PlannableAgents(self._availability)
         self._maker = maker
         self._demand = demand or SessionDemand()
         self._stability = stability
@@ -89,6 +88,7 @@ class Planner:
         self.provenance: PlanProvenance | None = None
         self.problem = ""
         self.answers = 0
+        self.planned_agents: frozenset[AgentId] = frozenset()
 
     @property
     def cause(self) -> str:
@@ -152,7 +152,7 @@ class Planner:
     ) -> None:
         """Continues from the placement of an earlier scheduler."""
         self._placement = placement
-        self._agents = frozenset(agents_of(placement))
+        self._agents = self.planned_agents = frozenset(agents_of(placement))
         self._models = tuple(models)
         self.provenance = provenance
         if provenance is not None:
@@ -185,12 +185,12 @@ class Planner:
         there = eligible(
             registry,
             self._availability,
-            self._agents | self._left_out,
+            self._agents | self._plannable.left_out,
             stability,
             started_s=self._started_s,
             now_s=now_s,
         )
-        agents = self._fit(there)
+        agents = self._plannable.fit(there)
         if agents != self._agents or tuple(models) != self._models:
             if not is_settled(registry, self._agents, agents, stability, now_s):
                 return self._kept(registry)
@@ -202,7 +202,7 @@ class Planner:
             cause = self._difference(agents, tuple(models))
             self._agents, self._models = agents, tuple(models)
             self._plan(cause, registry, now_s)
-        elif cause := self._other_abilities():
+        elif cause := self._plannable.changed(self._placement, self._agents):
             self._plan(cause, registry, now_s)
         elif self._asked:
             self._plan(self._asked, registry, now_s)
@@ -281,10 +281,10 @@ class Planner:
             present=self._placement or Placement(()),
             provenance=self.provenance,
             chains_only=chains_only,
-            unable=self._unable(),
+            unable=self._plannable.unable(self._agents),
             idle=self._idle,
         )
-        self._around = wanted.unable
+        self._plannable.planned(wanted.unable)
         # Whatever becomes of this plan, another for the same links would be the same.
         self._links.planned(self._maker.link_factors(wanted.agents), _ns(now_s))
         if not wanted.agents or not wanted.models:
@@ -344,6 +344,11 @@ class Planner:
         self._demand.planned(built.session_loads, now)
         self._guessed, self._idle = frozenset(built.guessed), built.idle
         self._placement, self.provenance = built.placement, built.provenance
+        self.planned_agents = self._agents
+
+    def _ask_the_unfit(self) -> None:
+        if self._plannable.take_the_unfit():
+            self.ask("the other agents do not suffice")
 
     def _try_again(self, now_s: float) -> None:
         self._retry_at_s = now_s + self._retry_s
@@ -376,43 +381,6 @@ class Planner:
             # only they completed would be unloaded everywhere, and perhaps loaded again.
             return self._placement
         return without(self._placement, set(self._availability.impaired_by(Impairment.DRAINING)))
-
-    # ---- abilities of agents ----
-
-    def _fit(self, there: frozenset[AgentId]) -> frozenset[AgentId]:
-        """Returns the agents to plan on: unfit ones only if there is no plan without them."""
-        fit = self._availability.plannable(there)
-        self._left_out = there - fit
-        if not self._left_out:
-            self._takes_unfit = False
-        return there if self._takes_unfit else fit
-
-    def _ask_the_unfit(self) -> None:
-        if self._left_out and not self._takes_unfit:
-            self._takes_unfit = True
-            self.ask("the other agents do not suffice")
-
-    def _unable(self) -> Unable:
-        """Returns, by model, the agents to plan on that could not load a part of it."""
-        known = self._availability.unable()
-        found = {model: agents & self._agents for model, agents in known.items()}
-        return {model: agents for model, agents in found.items() if agents}
-
-    def _other_abilities(self) -> str:
-        """Returns in words whose abilities make another plan worth while; empty if nobody's do."""
-        if self._placement is None:
-            return ""
-        unable, none = self._unable(), frozenset[AgentId]()
-        for model, agents in self._around.items():
-            back = agents & self._agents & self._availability.connected_agents
-            if able := sorted(back - unable.get(model, none)):
-                return f"{', '.join(able)} can load {model} after all"
-        for placed in self._placement.models:
-            around = self._around.get(placed.model, none)
-            new = unable.get(placed.model, none) - around
-            if new and needs_any(placed, new | around) and self._agents - new - around:
-                return f"{', '.join(sorted(new))} cannot load {placed.model}"
-        return ""
 
 
 def _is_worth_it(present: PlanProvenance, built: BuiltPlan) -> bool:

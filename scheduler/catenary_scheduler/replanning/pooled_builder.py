@@ -29,6 +29,8 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.replicas import without_room
+from catenary_scheduler.planning.requirements import agents_of, only
+from catenary_scheduler.replanning.changed_times import Factors
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.replanning.solver import SolverResult
 from catenary_services.domain.ids import AgentId, ModelKey
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
     from catenary_scheduler.planning.comparing import PlacementThroughput
 
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
-Corrections = Mapping[tuple[ModelKey | str, str], float]
-"""Factors by which measurements correct the times of each model and group of agents, and of
-transfers."""
 _TRANSFER = "a transfer"
 
 
@@ -67,7 +66,7 @@ class PooledBuilt:
 
     placement: Placement
     provenance: PlanProvenance
-    corrections: Corrections
+    corrections: Factors
     objective_rps: float
     """Load that the plan takes, in requests per second."""
     present_rps: float
@@ -104,9 +103,7 @@ class PooledBuilder:
         self._solve = solve
         self._survival_first = survival_first
 
-    def corrections(
-        self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]
-    ) -> Corrections:
+    def corrections(self, models: tuple[DeployedModel, ...], agents: tuple[Agent, ...]) -> Factors:
         """Returns what measurements make of the times of each model and group now."""
         pooled = tuple(model for model in models if model.decoder is None)
         return _factors(self._cluster(pooled, agents, {}, 1.0), agents)
@@ -120,15 +117,15 @@ class PooledBuilder:
         every = {agent.agent_id for agent in request.agents}
         if any(_hosts_of_whole(model_at, placement) != every for model_at in request.models):
             return None
+        cluster = self._cluster(request.models, request.agents, request.shares, 1.0)
         provenance = PlanProvenance(
             POOLED,
             request.cause,
             lines=("Every agent hosts every model as a whole; all agents are of one class.",),
             shares=dict(request.shares),
-            remarks=_notes(self._origins(request)),
+            remarks=_notes(self._origins(cluster, request.agents)),
         )
-        found = self.corrections(request.models, request.agents)
-        return PooledBuilt(placement, provenance, found, 0.0, 0.0)
+        return PooledBuilt(placement, provenance, _factors(cluster, request.agents), 0.0, 0.0)
 
     async def made(self, request: PooledRequest) -> PooledBuilt:
         """Returns the better of whole models and a pooled plan.
@@ -144,29 +141,25 @@ class PooledBuilder:
             request.models, request.agents, request.shares, request.memory_share
         )
         problem = pooling_problem(cluster, self._rules)
-        whole = _whole(request)
         solution, why = None, ""
         try:
             solution = await self._solve(problem)
         except PlanInfeasible as error:
             why = error.message
-        return await asyncio.to_thread(
-            self._chosen, request, cluster, problem, whole, solution, why
-        )
+        return await asyncio.to_thread(self._chosen, request, cluster, problem, solution, why)
 
     def _chosen(
         self,
         request: PooledRequest,
         cluster: LiveCluster,
         problem: PoolingProblem,
-        whole: Placement,
         solution: SolverResult | None,
         why: str,
     ) -> PooledBuilt:
         # Imported here, because the linear solver takes its time, which nobody waits for here.
         from catenary_scheduler.planning import comparing
 
-        groups = {a.agent_id: group.name for group in cluster.groups for a in group.agents}
+        groups, whole = cluster.group_names, _whole(request)
         options = {"whole replicas": comparing.candidate(problem, whole, groups)}
         chosen = options["whole replicas"]
         lines = _whole_in_words(problem, chosen.promise)
@@ -195,25 +188,24 @@ class PooledBuilder:
             for name, other in options.items()
             if other.placement != chosen.placement
         ]
-        remarks += self._origins(request)
+        remarks += self._origins(cluster, request.agents)
         provenance = _promised(request, chosen.promise, lines, _notes(remarks))
         if solution is not None and lines is solution.lines:
             provenance = replace(provenance, binding=solution.plan.binding)
-        present = 0.0
-        if all(_serves(request.present, model.key, groups) for model in request.models):
-            present = comparing.promise_of(
-                problem, _only(request.present, request.models), groups
-            ).objective
-        found = _factors(cluster, request.agents)
-        objective = chosen.promise.objective
-        idle_why = comparing.idle_reasons(problem, chosen.promise.in_time, groups)
-        return PooledBuilt(chosen.placement, provenance, found, objective, present, idle_why)
+        present = _present(request, groups)
+        return PooledBuilt(
+            chosen.placement,
+            provenance,
+            _factors(cluster, request.agents),
+            chosen.promise.objective,
+            comparing.promise_of(problem, present, groups).objective if present else 0.0,
+            comparing.idle_reasons(problem, chosen.promise.in_time, groups),
+        )
 
-    def _origins(self, request: PooledRequest) -> list[str]:
-        cluster = self._cluster(request.models, request.agents, {}, 1.0)
+    def _origins(self, cluster: LiveCluster, stated: tuple[Agent, ...]) -> list[str]:
         served = self._measured.served_places()
         said = origins(cluster.profiled, cluster.groups, cluster.measured, served)
-        links = _links_in_words(cluster.groups, device_groups(request.agents))
+        links = _links_in_words(cluster.groups, device_groups(stated))
         return [*self._deployments.profile_problems.values(), *said, *links]
 
     def _cluster(
@@ -236,7 +228,7 @@ class PooledBuilder:
         return LiveCluster(seen, live, self._measured.everything(), memory_share)
 
 
-def _factors(cluster: LiveCluster, stated: tuple[Agent, ...]) -> Corrections:
+def _factors(cluster: LiveCluster, stated: tuple[Agent, ...]) -> Factors:
     groups = cluster.groups
     found: dict[tuple[ModelKey | str, str], float] = {}
     found.update(corrections(cluster.profiled, groups, cluster.measured).items())
@@ -275,21 +267,12 @@ def _hosts_of_whole(model: DeployedModel, placement: Placement) -> set[AgentId]:
     }
 
 
-def _serves(placement: Placement, model: ModelKey, agents: Mapping[AgentId, str]) -> bool:
-    """True if a placement serves a model, and names no other agents."""
-    stages = [
-        stage
-        for placed in placement.models
-        if placed.model == model
-        for pipeline in placed.pipelines
-        for stage in pipeline.stages
-    ]
-    return bool(stages) and all(agent in agents for stage in stages for agent in stage.agents)
-
-
-def _only(placement: Placement, models: tuple[DeployedModel, ...]) -> Placement:
-    keys = {model.key for model in models}
-    return Placement(tuple(model for model in placement.models if model.model in keys))
+def _present(request: PooledRequest, agents: Mapping[AgentId, str]) -> Placement | None:
+    """Returns the present placement; None if it misses a model or names another agent."""
+    keys = {model.key for model in request.models}
+    placed = only(request.present, keys)
+    served = {model.model for model in placed.models if model.pipelines}
+    return placed if served == keys and agents_of(placed) <= agents.keys() else None
 
 
 def _whole_in_words(problem: PoolingProblem, promise: PlacementThroughput) -> tuple[str, ...]:

@@ -27,7 +27,13 @@ from catenary_scheduler.planning.search.question import (
     with_estimates,
 )
 from catenary_scheduler.scaling import SessionLoad
-from catenary_scheduler.scaling.groups import divide, rate_within
+from catenary_scheduler.scaling.groups import (
+    USUAL_DECISION_US,
+    USUAL_LATENCY_MS,
+    USUAL_WASTE_RATIO,
+    divide,
+    rate_within,
+)
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable
@@ -35,12 +41,6 @@ from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable
 _MEMORY_SHARE = 0.9
 """Share of a device's memory that a model which is alone on it may take."""
 _RETRY_NS = 1_000_000_000
-_DECISION_S = 100e-6
-"""Time of a decision before any was made; this and the next two as in `catenaryd plan groups`."""
-_PLACED_S = 5e-3
-"""Longest mean time until a request is placed."""
-_WASTE = 0.1
-"""Share of its workers that a scheduler group may waste."""
 
 AnswerQuestion = Callable[[PlanQuestion, float], Awaitable[PlanAnswer]]
 """Answers a question within so many seconds."""
@@ -63,10 +63,10 @@ class PlanDemand:
     model: str
     version: str
     gpus: Mapping[str, int]
-    order: SearchOrder = SearchOrder.THROUGHPUT
-    rate_per_s: float = 0.0
-    prompt_tokens: float = 0.0
-    output_tokens: float = 0.0
+    order: SearchOrder
+    rate_per_s: float
+    prompt_tokens: float
+    output_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class PlanQuestions:
         rules: The rules of the planner.
         answer: Answers a question beside the event loop.
         session_load: Returns the load of a model that generates text.
-        decision_s: Returns the seconds in which a scheduler decides on a request; 0 if unknown.
+        decision_ns: Returns the time in which a scheduler decides on a request; 0 if unknown.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class PlanQuestions:
         rules: QuestionRules,
         answer: AnswerQuestion,
         session_load: Callable[[ModelKey], SessionLoad],
-        decision_s: Callable[[], float],
+        decision_ns: Callable[[], float],
     ) -> None:
         self._deployments = deployments
         self._measured = measured
         self._rules = rules
         self._answer = answer
         self._session_load = session_load
-        self._decision_s = decision_s
+        self._decision_ns = decision_ns
         self._is_busy = False
 
     async def ask(self, wanted: PlanDemand, present: Sequence[Agent], most_s: float) -> PlanAnswer:
@@ -131,11 +131,11 @@ class PlanQuestions:
             )
         self._is_busy = True
         try:
-            devices = asked_devices(wanted.gpus, present)
+            devices = asked_devices(wanted.gpus, self._measured.links.known.seen(present))
             deployment = await self._deployments.find(wanted.model, wanted.version)
             question = self._question(wanted, deployment, devices)
             answer = await self._answer(question, most_s)
-            return _with_groups(answer, _load_of(question), self._decision_s())
+            return _with_groups(answer, _load_of(question), self._decision_ns())
         finally:
             self._is_busy = False
 
@@ -194,21 +194,21 @@ def _load_of(question: PlanQuestion) -> float:
     return load.rate_per_s
 
 
-def _with_groups(answer: PlanAnswer, rate_per_s: float, decision_s: float) -> PlanAnswer:
+def _with_groups(answer: PlanAnswer, rate_per_s: float, decision_ns: float) -> PlanAnswer:
     """Returns an answer with the number of scheduler groups that its load needs (eq. 8)."""
     chosen = answer.options[0]
     if chosen.placement is None or chosen.figures is None:
         return answer
     rate = rate_per_s or chosen.figures.rate_per_s
     workers = len(chosen.placement.chains) or max(1, chosen.figures.gpus)
-    most = rate_within(decision_s or _DECISION_S, _PLACED_S)
-    known = "as this one does" if decision_s else "which is assumed, as nobody has asked yet"
+    decision_us = decision_ns / 1e3 or USUAL_DECISION_US
+    most = rate_within(decision_us / 1e6, USUAL_LATENCY_MS / 1e3)
+    known = "as this one does" if decision_ns else "which is assumed, as nobody has asked yet"
     said = (
-        f"a scheduler that decides in {(decision_s or _DECISION_S) * 1e6:.0f} us, {known}, takes"
-        f" {most:,.0f} requests/s"
+        f"a scheduler that decides in {decision_us:.0f} us, {known}, takes {most:,.0f} requests/s"
     )
     try:
-        groups = len(divide(workers, rate, _WASTE, most).groups) if most else 0
+        groups = len(divide(workers, rate, USUAL_WASTE_RATIO, most).groups) if most else 0
     except PlanInfeasible as error:
         groups, said = 0, f"{said}; {error.message}"
     if groups:

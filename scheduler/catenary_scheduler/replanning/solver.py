@@ -14,6 +14,7 @@ import pickle
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from catenary_scheduler.planning.live import ChainCluster
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
@@ -24,6 +25,7 @@ from catenary_services.errors import InternalError, PlanInfeasible, Unavailable
 from catenary_services.log import get_logger
 
 _log = get_logger(__name__)
+T = TypeVar("T")
 _MODULE = "catenary_scheduler.replanning.solver_worker"
 _GRACE_S = 10.0
 """Longest time to start Python and import, in seconds; it is no part of the solver's limit."""
@@ -81,10 +83,8 @@ class Solver:
             Unavailable: No plan was found in time.
             InternalError: The process crashed.
         """
-        answer = await self._ask(SolverTask(problem, self._time_limit_s))
-        if not isinstance(answer, SolverResult):
-            raise InternalError("the solver answered something else than a plan")
-        return answer
+        task = SolverTask(problem, self._time_limit_s)
+        return await self._ask(task, SolverResult, self._time_limit_s)
 
     async def compose(self, cluster: ChainCluster) -> ComposedChains:
         """Returns the chains of the models of a cluster.
@@ -93,10 +93,7 @@ class Solver:
             Unavailable: They were not found in time.
             InternalError: The process crashed.
         """
-        answer = await self._ask(cluster)
-        if not isinstance(answer, ComposedChains):
-            raise InternalError("the solver answered something else than chains")
-        return answer
+        return await self._ask(cluster, ComposedChains, self._time_limit_s)
 
     async def answer(self, question: PlanQuestion, most_s: float) -> PlanAnswer:
         """Returns the answer to a question within the limit, and within `most_s` seconds.
@@ -107,15 +104,12 @@ class Solver:
             InternalError: The process crashed.
         """
         limit_s = min(self._time_limit_s, most_s)
-        answer = await self._ask(QuestionTask(question, limit_s), limit_s)
-        if not isinstance(answer, PlanAnswer):
-            raise InternalError("the solver answered something else than options")
-        return answer
+        return await self._ask(QuestionTask(question, limit_s), PlanAnswer, limit_s)
 
     async def _ask(
-        self, question: SolverTask | ChainCluster | QuestionTask, limit_s: float | None = None
-    ) -> object:
-        limit_s = self._time_limit_s if limit_s is None else limit_s
+        self, question: SolverTask | ChainCluster | QuestionTask, kind: type[T], limit_s: float
+    ) -> T:
+        """Returns what a process answers, which is of a certain kind."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -133,7 +127,10 @@ class Solver:
             output, errors = talking.result()
         finally:
             await _end(process, talking)
-        return _answer(process.returncode, output, errors)
+        answer = _answer(process.returncode, output, errors)
+        if not isinstance(answer, kind):
+            raise InternalError(f"the solver answered something else than {kind.__name__}")
+        return answer
 
 
 async def _end(

@@ -15,6 +15,13 @@ from dataclasses import dataclass
 
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
+USUAL_DECISION_US = 100.0
+"""Microseconds of a placement decision, where nobody has measured one."""
+USUAL_LATENCY_MS = 5.0
+"""Longest mean time until a request is placed, T_s, in milliseconds, unless another is given."""
+USUAL_WASTE_RATIO = 0.1
+"""Share e of its workers that a group may waste, unless another is given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -25,6 +25,8 @@ from catenary_services.json_fields import Count
 CACHE_BLOCK_TOKENS = 16
 """Memory of caches is counted in blocks of this many tokens: a page of 4 KiB holds 16 tokens of an
 attention head of 64 float32 numbers."""
+GPU_CHUNK_TOKENS = 512
+"""Tokens of a prompt that an agent on a GPU computes at a time, unless it is set otherwise."""
 
 
 class DecoderRuntime(StrEnum):

@@ -13,7 +13,6 @@ from catenary_scheduler.planning.live import (
     SessionShape,
     chain_jobs,
     explain_chains,
-    joined_roles,
     placed,
     solve_job,
     taken_by,
@@ -105,9 +104,9 @@ def test_a_model_without_room_gives_its_share_to_the_others() -> None:
     decoder = replace(large.deployed.decoder, block_bytes=10**9)
     large = replace(large, deployed=replace(large.deployed, decoder=decoder))
     composed = compose_cluster(cluster(sized_agent("a", 10**6), loads=(large, small)))
-    ((job, composition),) = composed.answers
-    assert job.load is small
-    assert composition.chains[0].capacity >= 4
+    (model,) = composed.models
+    assert model.model == small.deployed.key
+    assert model.chains[0].capacity >= 4
     (problem,) = composed.problems
     assert "other:1" in problem
 
@@ -211,7 +210,7 @@ def test_more_hops_and_slower_agents_take_longer() -> None:
 
 
 def divided(there: ChainCluster) -> ModelPlacement:
-    (model,) = joined_roles(placed(*answer) for answer in compose_cluster(there).answers)
+    (model,) = compose_cluster(there).models
     return model
 
 
@@ -258,9 +257,10 @@ def test_where_too_few_agents_are_there_for_both_roles_all_do_both(prefill_agent
 
 def test_where_one_role_has_no_room_all_do_both_and_the_explanation_says_so() -> None:
     there = cluster(sized_agent("a", 450), sized_agent("b", 10**6), prefill_agents=1)
-    (answer,) = compose_cluster(there).answers
-    assert {chain.role for chain in placed(*answer).chains} == {"mixed"}
-    assert "no room for prefill and for decode chains" in " ".join(explain_chains(*answer))
+    composed = compose_cluster(there)
+    (model,) = composed.models
+    assert {chain.role for chain in model.chains} == {"mixed"}
+    assert "no room for prefill and for decode chains" in " ".join(composed.lines)
 
 
 def test_rings_of_a_requested_length_are_made_of_either_part() -> None:

@@ -90,7 +90,7 @@ def test_where_nobody_can_load_a_model_the_plan_says_who_and_why() -> None:
         with pytest.raises(PlanInfeasible, match=f"llm:1: a, b cannot load it: {WHY}"):
             solve_job(job, compose)
     composed = compose_cluster(cluster(agents, model("gpu"), model("both", "other")))
-    assert [job.load.deployed.key.name for job, _ in composed.answers] == ["other"]
+    assert [model.model.name for model in composed.models] == ["other"]
     (problem,) = composed.problems
     assert "a, b cannot load it" in problem
 
@@ -144,9 +144,8 @@ def test_nobody_is_planned_for_what_it_cannot_load(
     models = [model(target, f"m{i}", partitions) for i, target in enumerate(targets)]
     by_name = {str(each.agent_id): each for each in agents}
     composed = compose_cluster(cluster(agents, *models))
-    assert len({job.load.deployed.key for job, _ in composed.answers}) + len(
-        composed.problems
-    ) == len(models)
-    for job, answer in composed.answers:
-        for name in used(placed(job, answer).chains):
-            assert not job.load.deployed.why_not_loaded(by_name[name])
+    assert len(composed.models) + len(composed.problems) == len(models)
+    deployed = {each.key: each for each in models}
+    for found in composed.models:
+        for name in used(found.chains):
+            assert not deployed[found.model].why_not_loaded(by_name[name])

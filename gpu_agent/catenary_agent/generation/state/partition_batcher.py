@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from catenary_services.domain.decoder import GPU_CHUNK_TOKENS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from catenary_services.domain.ids import Nanoseconds
 
 _CPU_CHUNK_TOKENS = 64
-_GPU_CHUNK_TOKENS = 512
 _GENTLE_NS = 500_000_000
 _PACE_SHARE = 0.05
 """The weight of the latest step in the exponential average `BatcherWork.pace`."""
@@ -34,7 +35,7 @@ def chunk_tokens_for(device: Device) -> int:
     in chunks of 16, 32, 64, 128 and 256; a chunk of 64 took 196 ms. Beyond 64 a longer chunk gains
     nothing and only delays the sessions beside it.
     """
-    return _CPU_CHUNK_TOKENS if device.kind == "cpu" else _GPU_CHUNK_TOKENS
+    return _CPU_CHUNK_TOKENS if device.kind == "cpu" else GPU_CHUNK_TOKENS
 
 
 class PartitionBatcher:

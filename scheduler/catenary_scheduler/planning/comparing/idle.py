@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from catenary_scheduler.planning.comparing.promises import Groups
 from catenary_scheduler.planning.placement import Placement
 from catenary_scheduler.planning.pooled.problem import GpuClass, PooledModel, PoolingProblem
+from catenary_scheduler.planning.requirements import agents_of
 from catenary_services.domain.ids import AgentId
 
 
@@ -18,13 +19,7 @@ def idle_reasons(problem: PoolingProblem, in_time: Placement, groups: Groups) ->
         in_time: The placement, without pipelines that are too slow.
         groups: The class of every agent.
     """
-    used = {
-        agent
-        for model in in_time.models
-        for pipeline in model.pipelines
-        for stage in pipeline.stages
-        for agent in stage.agents
-    }
+    used = agents_of(in_time)
     reasons = {gpu.name: _reason(gpu, problem.models) for gpu in problem.classes}
     return {agent: reasons[group] for agent, group in groups.items() if agent not in used}
 

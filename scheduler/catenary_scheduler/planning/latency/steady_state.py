@@ -92,10 +92,6 @@ class ChainWork:
         longest_ns = self.steps * self.per_token_ns(rate) + self.first_token_ns(rate)
         return rate * longest_ns if rate else 0.0
 
-    def response_ns(self, rate: float) -> float:
-        """Returns the mean time of a whole session."""
-        return self.first_token_ns(rate) + self.steps * self.per_token_ns(rate)
-
     def exceeded(
         self, rate: float, objectives: TokenObjectives | None, share: float = USED_SHARE
     ) -> LoadLimit | None:

@@ -9,18 +9,15 @@ times, so estimates are rather too long.
 from __future__ import annotations
 
 from catenary_scheduler.planning.live.generation import GenerationCost
-from catenary_services.devices.catalogue import DeviceClass
+from catenary_services.devices.catalogue import ELEMENT_BYTES, DeviceClass
 from catenary_services.devices.roofline import LAUNCH_NS, MEMORY_EFFICIENCY
-from catenary_services.domain.decoder import AllocatedSizes, DecoderForm
+from catenary_services.domain.decoder import GPU_CHUNK_TOKENS, AllocatedSizes, DecoderForm
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 
-GPU_CHUNK_TOKENS = 512
-"""Tokens of a prompt that agents on GPUs compute at a time, unless they are set otherwise."""
 _KERNELS = 12
 """Kernels of one block: three norms or rotations, four products, attention, and what is between."""
 _FLOP_PER_WEIGHT = 2
-_WEIGHT_BYTES = {DecoderForm.TORCH_BFLOAT16: 2, DecoderForm.TORCH_FLOAT16: 2}
-_PRECISIONS = {2: "fp16", 4: "tf32"}
+_HALF = (DecoderForm.TORCH_BFLOAT16, DecoderForm.TORCH_FLOAT16)
 
 
 def estimated_cost(held: AllocatedSizes, device: DeviceClass) -> GenerationCost:
@@ -31,9 +28,10 @@ def estimated_cost(held: AllocatedSizes, device: DeviceClass) -> GenerationCost:
         device: The class of the device.
     """
     weight_bytes = sum(held.block_bytes) + held.head_bytes
-    each = _WEIGHT_BYTES.get(held.form, 4) if held.form is not None else 4
-    flops = device.dense_efficiency * device.peak_flops[_PRECISIONS[each]]
-    token_ns = weight_bytes / each * _FLOP_PER_WEIGHT / flops * NANOSECONDS_PER_SECOND
+    precision = "fp16" if held.form in _HALF else "tf32"
+    flops = device.dense_efficiency * device.peak_flops[precision]
+    weights = weight_bytes / ELEMENT_BYTES[precision]
+    token_ns = weights * _FLOP_PER_WEIGHT / flops * NANOSECONDS_PER_SECOND
     per_byte_ns = NANOSECONDS_PER_SECOND / (MEMORY_EFFICIENCY * device.memory_bytes_per_second)
     launches_ns = len(held.block_bytes) * _KERNELS * LAUNCH_NS
     step_ns = round(weight_bytes * per_byte_ns) + launches_ns

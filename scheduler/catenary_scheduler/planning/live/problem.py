@@ -19,6 +19,7 @@ from catenary_scheduler.planning.pooled.problem import (
     PoolingProblem,
 )
 from catenary_scheduler.planning.replicas import with_working
+from catenary_services.domain.ids import AgentId
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.profile import ModelProfile
@@ -53,6 +54,11 @@ class LiveCluster:
     def groups(self) -> tuple[DeviceGroup, ...]:
         """Agents in groups of one device class and level."""
         return device_groups(self.agents)
+
+    @property
+    def group_names(self) -> dict[AgentId, str]:
+        """The name of the group of every agent."""
+        return {a.agent_id: group.name for group in self.groups for a in group.agents}
 
     @property
     def profiled(self) -> list[tuple[DeployedModel, ModelProfile]]:

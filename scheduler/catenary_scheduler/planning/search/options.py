@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from catenary_scheduler.planning.placement import ModelPlacement
-from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.ids import AgentId, ModelKey
 
 
 class SearchOrder(StrEnum):
@@ -69,8 +69,8 @@ class PlanAnswer:
     model: ModelKey
     options: tuple[PlanOption, ...]
     """All that were considered: the chosen one first, then the best ones first."""
-    idle: Mapping[str, str]
-    """Reason for which an agent is idle in the chosen one, by its name."""
+    idle: Mapping[AgentId, str]
+    """Reason for which an agent is idle in the chosen one."""
     notes: tuple[str, ...] = ()
     """Sentences for people: where the times come from, and the like."""
     groups: int = 1

@@ -18,6 +18,7 @@ from catenary_scheduler.planning.comparing import (
     better,
     candidate,
     idle_reasons,
+    promise_of,
     why_not,
     with_idle_agents,
 )
@@ -29,6 +30,7 @@ from catenary_scheduler.planning.pooled import LeastGpus, MaxThroughput, Objecti
 from catenary_scheduler.planning.pooled.planner import Clock
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_scheduler.planning.replicas import replicated, without_room
+from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.planning.search.figures import attainment_of
 from catenary_scheduler.planning.search.options import (
     PlanAnswer,
@@ -37,20 +39,23 @@ from catenary_scheduler.planning.search.options import (
     ServingFigures,
 )
 from catenary_scheduler.planning.search.question import PoolQuestion
-from catenary_scheduler.planning.survival import agents_of
+from catenary_scheduler.planning.search.search import NOTABLE_ATTAINMENT
+from catenary_services.domain.ids import AgentId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
 _NS_PER_US = 1_000.0
-_ENOUGH = 0.99
+_ENOUGH = 1.0 - NOTABLE_ATTAINMENT
 """Share of the load from which on an option counts as carrying it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
+    """A way to serve the model, with what it promises."""
+
     name: str
     candidate: Candidate
-    limit: str = ""
+    figures: ServingFigures
 
 
 def search_pools(task: PoolQuestion, time_limit_s: float, clock: Clock) -> PlanAnswer:
@@ -59,6 +64,7 @@ def search_pools(task: PoolQuestion, time_limit_s: float, clock: Clock) -> PlanA
     Raises:
         PlanInfeasible: The agents cannot serve the model in any way.
     """
+    groups = task.cluster.group_names
     priced: list[_Priced] = []
     left_over: list[PlanOption] = []
     for name, make in _ways(task, time_limit_s, clock):
@@ -68,11 +74,11 @@ def search_pools(task: PoolQuestion, time_limit_s: float, clock: Clock) -> PlanA
         except PlanInfeasible as error:
             left_over.append(PlanOption(name, None, None, error.message))
         else:
-            found = candidate(task.problem, placement, task.groups)
-            made = _Priced(name, found, limit)
-            same = [p.name for p in priced if p.candidate.placement == found.placement]
+            found = candidate(task.problem, placement, groups)
+            made = _Priced(name, found, _figures(task, found, limit))
+            same = [p.name for p in priced if p.candidate.placement == placement]
             if same:
-                left_over.append(_option(task, made, f"it is the same as {same[0]}"))
+                left_over.append(_option(made, f"it is the same as {same[0]}"))
             else:
                 priced.append(made)
     if not priced:
@@ -83,16 +89,10 @@ def search_pools(task: PoolQuestion, time_limit_s: float, clock: Clock) -> PlanA
         key=lambda each: each.candidate.promise.objective,
         reverse=True,
     )
-    options = [_option(task, chosen, "")]
-    options += [_option(task, each, _why_not(task, chosen, each)) for each in others]
-    in_time = chosen.candidate.promise.in_time
-    idle = idle_reasons(task.problem, in_time, task.groups)
-    return PlanAnswer(
-        task.deployed.key,
-        (*options, *left_over),
-        {str(agent): why for agent, why in idle.items()},
-        task.notes,
-    )
+    options = [_option(chosen, "")]
+    options += [_option(each, _why_not(task, chosen, each)) for each in others]
+    idle = idle_reasons(task.problem, chosen.candidate.promise.in_time, groups)
+    return PlanAnswer(task.deployed.key, (*options, *left_over), idle, task.notes)
 
 
 def plan_in_two_rounds(
@@ -153,22 +153,20 @@ def _replicas(task: PoolQuestion, agents: Sequence[Agent]) -> Placement:
 
 def _fewest(task: PoolQuestion, agents: Sequence[Agent]) -> list[Agent]:
     """Returns the agents that carry the load by whole replicas, the fastest first."""
-    rates = {
-        group.name: _objective(task, _replicas(task, group.agents[:1]))
-        for group in task.cluster.groups
-    }
+    names = task.cluster.group_names
+    rates: dict[AgentId, float] = {}
+    for group in task.cluster.groups:
+        alone = _replicas(task, group.agents[:1])
+        rate = promise_of(task.problem, alone, names).objective
+        rates.update((agent.agent_id, rate) for agent in group.agents)
     taken: list[Agent] = []
-    rate = 0.0
-    for agent in sorted(agents, key=lambda a: (-rates[task.groups[a.agent_id]], a.agent_id)):
-        if taken and rate >= task.rate_per_s:
+    carried = 0.0
+    for agent in sorted(agents, key=lambda a: (-rates[a.agent_id], a.agent_id)):
+        if taken and carried >= task.rate_per_s:
             break
         taken.append(agent)
-        rate += rates[task.groups[agent.agent_id]]
+        carried += rates[agent.agent_id]
     return taken
-
-
-def _objective(task: PoolQuestion, placement: Placement) -> float:
-    return candidate(task.problem, placement, task.groups).promise.objective
 
 
 def _pools(task: PoolQuestion, time_limit_s: float, clock: Clock) -> _Made:
@@ -197,42 +195,41 @@ def _used(plan: PooledPlan) -> Counter[str]:
 
 def _best(task: PoolQuestion, priced: Sequence[_Priced]) -> _Priced:
     if task.order is SearchOrder.FEWEST_GPUS:
-        return max(priced, key=lambda each: _few_key(task, each))
+        return max(priced, key=_few_key)
     best = priced[0]
     for other in priced[1:]:
-        survival_first = task.survival_first
-        if better(best.candidate, other.candidate, survival_first=survival_first) is not (
-            best.candidate
+        if better(best.candidate, other.candidate, survival_first=task.survival_first) is (
+            other.candidate
         ):
             best = other
     return best
 
 
-def _few_key(task: PoolQuestion, priced: _Priced) -> tuple[float, ...]:
-    figures = _figures(task, priced)
+def _few_key(priced: _Priced) -> tuple[float, ...]:
+    figures = priced.figures
     return min(figures.attainment, _ENOUGH), -figures.gpus, figures.rate_per_s
 
 
 def _why_not(task: PoolQuestion, chosen: _Priced, other: _Priced) -> str:
     if task.order is SearchOrder.FEWEST_GPUS:
-        mine, best = _figures(task, other), _figures(task, chosen)
+        mine, best = other.figures, chosen.figures
         if min(mine.attainment, _ENOUGH) < min(best.attainment, _ENOUGH):
             return "it would serve less of the load within the objective"
         return "it would take more GPUs" if mine.gpus > best.gpus else "it would sustain less"
     return why_not(chosen.candidate, other.candidate, survival_first=task.survival_first)
 
 
-def _option(task: PoolQuestion, priced: _Priced, reason: str) -> PlanOption:
+def _option(priced: _Priced, reason: str) -> PlanOption:
     (in_time,) = priced.candidate.promise.in_time.models
     (model,) = priced.candidate.placement.models
     shown = in_time if in_time.pipelines else model
-    return PlanOption(priced.name, shown, _figures(task, priced), reason)
+    return PlanOption(priced.name, shown, priced.figures, reason)
 
 
-def _figures(task: PoolQuestion, priced: _Priced) -> ServingFigures:
-    promise, name = priced.candidate.promise, str(task.deployed.key)
+def _figures(task: PoolQuestion, found: Candidate, limit: str) -> ServingFigures:
+    promise, name = found.promise, str(task.deployed.key)
     rate = promise.throughput_rps[name]
-    limit = priced.limit or (
+    limit = limit or (
         "the computing time of its agents" if rate else "the objective, which no pipeline keeps"
     )
     return ServingFigures(
@@ -243,7 +240,7 @@ def _figures(task: PoolQuestion, priced: _Priced) -> ServingFigures:
         per_token_ns=0.0,
         response_ns=promise.latency_us.get(name, 0.0) * _NS_PER_US,
         attainment=attainment_of(rate, task.rate_per_s),
-        gpus=len({agent for model in promise.in_time.models for agent in agents_of(model)}),
-        survives=not priced.candidate.fragile_models,
+        gpus=len(agents_of(promise.in_time)),
+        survives=not found.fragile_models,
         limit=limit,
     )

@@ -17,13 +17,13 @@ from typing import TypeVar
 from catenary_scheduler.planning.even_split import DeployedModel
 from catenary_scheduler.planning.live.chains import ChainCluster
 from catenary_scheduler.planning.live.generation import GenerationCost, GenerationTimes
-from catenary_scheduler.planning.live.generation_estimates import GPU_CHUNK_TOKENS, estimated_cost
+from catenary_scheduler.planning.live.generation_estimates import estimated_cost
 from catenary_scheduler.planning.live.groups import DeviceGroup, device_groups
 from catenary_scheduler.planning.live.problem import LiveCluster
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.search.options import SearchOrder
-from catenary_services.devices.catalogue import CATALOGUE, find_device_class
-from catenary_services.domain.decoder import DecoderRuntime
+from catenary_services.devices.catalogue import CATALOGUE, device_class, find_device_class
+from catenary_services.domain.decoder import GPU_CHUNK_TOKENS, DecoderRuntime
 from catenary_services.domain.ids import AgentId, PartitionKey, ServerId
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import InvalidInput
@@ -70,11 +70,6 @@ class PoolQuestion:
     @property
     def deployed(self) -> DeployedModel:
         return self.cluster.models[0].deployed
-
-    @property
-    def groups(self) -> Mapping[AgentId, str]:
-        """The class of every agent, as the planning task names it."""
-        return {a.agent_id: group.name for group in self.cluster.groups for a in group.agents}
 
 
 PlanQuestion = ChainQuestion | PoolQuestion
@@ -190,7 +185,7 @@ def _members(name: str, groups: Sequence[DeviceGroup]) -> DeviceGroup | None:
 
 
 def _of_catalogue(name: str, agent: AgentId, present: Sequence[Agent]) -> Agent:
-    sheet = CATALOGUE[name.upper()]
+    sheet = device_class(name)
     rates = [each.link_bytes_per_second for each in present if each.link_bytes_per_second]
     return Agent(
         agent,

@@ -35,9 +35,7 @@ def answer_of(search: ChainSearch, notes: tuple[str, ...] = ()) -> PlanAnswer:
         for name in each.shape.also
     ]
     options += [PlanOption(each.name, None, None, each.problem) for each in search.impossible]
-    key = search.job.load.deployed.key
-    idle = {str(agent): why for agent, why in idle_reasons(search).items()}
-    return PlanAnswer(key, tuple(options), idle, notes)
+    return PlanAnswer(search.job.load.deployed.key, tuple(options), idle_reasons(search), notes)
 
 
 def idle_reasons(search: ChainSearch) -> dict[AgentId, str]:

@@ -211,7 +211,7 @@ def test_no_placement_of_a_few_pipelines_is_notably_better(
     """Twin: all placements of at most two pipelines of at most two stages."""
     question = pool_question(new, old, survival_first=survival_first)
     priced = [
-        candidate(question.problem, placement, question.groups)
+        candidate(question.problem, placement, question.cluster.group_names)
         for placement in every_placement(question.cluster.agents)
     ]
     if survival_first and any(not each.fragile_models for each in priced):

@@ -9,8 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from catenary_protos.catenary.v1 import admin_pb2, common_pb2
+from catenary_scheduler.dispatch.availability import Impairment
+from catenary_scheduler.planning.requirements import agents_of
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.ids import AgentId, ModelKey
 from scheduler_harness import MS, AgentScript, Crowd, add_model, admin, operated, scheduler, until
 
 Configured = Callable[..., SchedulerSettings]
@@ -96,6 +98,36 @@ async def test_a_plan_given_by_hand_says_who_is_idle_in_it(
         answer = await stub.GetPlan(admin_pb2.GetPlanRequest())
         assert "agent-1 is idle: the plan does not name it" in answer.explanation
         assert "agent-0 is idle" not in answer.explanation
+
+
+async def test_agents_that_the_planner_goes_without_are_told_why(
+    configured: Configured, crowd: Crowd
+) -> None:
+    values = configured(expected_agents=3, replan_after_s=0.1)
+    async with operated(values) as (process, stub):
+        _, (_, lost, _) = await crowd.serving(process.port, agents=3)
+        leader = process.leader()
+        drained = await stub.DrainAgent(admin_pb2.DrainAgentRequest(agent_id="agent-2"), timeout=10)
+        assert drained.drained
+        await lost.close()
+
+        def used() -> set[str]:
+            active = leader.cluster.active
+            return agents_of(active.placement) if active is not None else set()
+
+        await until(lambda: used() == {"agent-0"}, "a plan without them")
+        await leader.planner.close()  # so that no plan is made with who comes now
+        for name in ("agent-3", "agent-4"):
+            await crowd.agent(process.port, name)
+        await until(lambda: len(leader.cluster.registry) == 5, "they are there")
+        leader.availability.impair(AgentId("agent-4"), Impairment.BROKEN, why="its device failed")
+        told = (await stub.GetPlan(admin_pb2.GetPlanRequest())).explanation.splitlines()
+        assert [line for line in told if " is idle: " in line] == [
+            "agent-1 is idle: the cluster does not hear it.",
+            "agent-2 is idle: it is draining.",
+            "agent-3 is idle: it joined after the plan was made.",
+            "agent-4 is idle: it is broken: its device failed.",
+        ]
 
 
 async def test_a_plan_that_waits_for_an_agent_says_so(configured: Configured, crowd: Crowd) -> None:

@@ -10,13 +10,15 @@ import grpc.aio
 import pytest
 
 from catenary_protos.catenary.v1 import admin_pb2
+from catenary_scheduler.observed.links import MeasuredLink
+from catenary_scheduler.planning.live import LinkFigures
 from catenary_scheduler.planning.search import PlanAnswer
 from catenary_scheduler.planning.search.answering import answered
 from catenary_scheduler.planning.search.question import PlanQuestion
 from catenary_scheduler.replanning.chain_builder import compose
 from catenary_scheduler.replanning.solver import Solver
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.ids import ModelKey, ServerId
 from scheduler_harness import AgentScript, Crowd, add_model, operated, until
 
 Configured = Callable[..., SchedulerSettings]
@@ -72,6 +74,29 @@ async def test_a_language_model_on_more_devices_than_there_are(
         assert chosen.tokens_per_s == pytest.approx(50 * chosen.throughput_per_s)
         assert "100 and 50 tokens" in found.notes[0]
         assert any("data sheet of L4" in note for note in found.notes)
+
+
+async def test_devices_have_the_links_that_were_measured_of_those_here(
+    configured: Configured, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PlanQuestion] = []
+    answer = Solver.answer
+
+    async def noted(self: Solver, question: PlanQuestion, most_s: float) -> PlanAnswer:
+        asked.append(question)
+        return await answer(self, question, most_s)
+
+    monkeypatch.setattr(Solver, "answer", noted)
+    async with operated(configured()) as (process, stub):
+        await crowd.agent(process.port, "agent-0", OLD)
+        await until(lambda: process.leader().cluster.registry, "an agent")
+        (record,) = process.leader().cluster.registry.values()
+        slow = record.agent.link_bytes_per_second // 10
+        link = MeasuredLink(LinkFigures(400_000, slow), 1_790_000_000, "10.0.0.5>10.0.0.6")
+        process.leader().measured.links.put((record.agent.server, ServerId("other")), link)
+        await stub.SearchPlan(question("toy", {"old": 1, "L4": 1}))
+        (found,) = asked
+        assert [each.link_bytes_per_second for each in found.cluster.agents] == [slow, slow]
 
 
 async def test_a_model_of_the_repository_need_not_be_deployed(

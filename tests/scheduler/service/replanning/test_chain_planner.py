@@ -309,7 +309,7 @@ async def test_the_solver_process_composes_chains(deployments: Deployments) -> N
     composed = await Solver(10.0).compose(cluster)
     assert composed == compose_cluster(cluster)
     none = await Solver(10.0).compose(replace(cluster, agents=()))
-    assert not none.answers
+    assert not none.models
     assert none.problems
 
 
