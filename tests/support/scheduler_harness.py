@@ -86,7 +86,7 @@ def settings(tmp_path: Path, redis_url: str, **changes: Any) -> SchedulerSetting
         "settle_s": 0.05,
         "replan_after_s": 0.3,
         "recovery_s": 0.5,
-        "lease_s": 0.4,
+        "lease_s": 2.0,
         "heartbeat_s": 0.1,
         "silence_s": 30.0,
         **changes,

@@ -94,21 +94,21 @@ async def test_a_generations_priority_is_checked_and_sent(tmp_path: Path) -> Non
 
 
 async def test_requests_beyond_the_rate_are_refused_with_a_delay(tmp_path: Path) -> None:
-    async with limited(tmp_path, requests_per_s=0.5, burst=2) as (running, key):
+    async with limited(tmp_path, requests_per_s=0.005, burst=2) as (running, key):
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             await client.infer("toy", ONE)
             await client.infer("toy", ONE)
             with pytest.raises(catenary.QuotaExceededError) as caught:
                 await client.infer("toy", ONE)
-        assert 1.5 < (caught.value.retry_after_s or 0) <= 2.0
-        assert "0.5 requests per second" in caught.value.message
+        assert 100.0 < (caught.value.retry_after_s or 0) <= 200.0
+        assert "0.005 requests per second" in caught.value.message
         headers = {"Authorization": f"Bearer {key}"}
         async with (
             aiohttp.ClientSession(f"http://{running.http}", headers=headers) as session,
             session.post("/v2/models/toy/infer", json={}) as answer,
         ):
             assert answer.status == 429
-            assert answer.headers["Retry-After"] == "2"
+            assert 100 < int(answer.headers["Retry-After"]) <= 200
         assert sample(running, "catenary_quota_rejections_total", key="ci") == 2
         name = "catenary_key_requests_total"
         assert sample(running, name, key="ci", outcome="QUOTA_EXCEEDED") == 2
@@ -147,7 +147,7 @@ async def test_the_command_says_in_one_sentence_that_the_quota_is_used_up(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.save(tmp_path / "one.npy", ONE["in_0"])
-    async with limited(tmp_path, requests_per_s=0.5, burst=1) as (running, key):
+    async with limited(tmp_path, requests_per_s=0.005, burst=1) as (running, key):
         async with catenary.AsyncClient(running.grpc, api_key=key) as client:
             await client.infer("toy", ONE)
         arguments = [
@@ -171,7 +171,7 @@ async def test_the_command_says_in_one_sentence_that_the_quota_is_used_up(
 
 
 async def test_every_gateway_gives_its_part_of_a_rate(tmp_path: Path) -> None:
-    async with limited(tmp_path, requests_per_s=0.5, burst=8) as (running, key):
+    async with limited(tmp_path, requests_per_s=0.005, burst=8) as (running, key):
         running.scheduler.send(
             Down(directory=scheduler_pb2.Directory(peers=running.scheduler.peers, gateways=4))
         )
@@ -181,7 +181,7 @@ async def test_every_gateway_gives_its_part_of_a_rate(tmp_path: Path) -> None:
             await client.infer("toy", ONE)
             with pytest.raises(catenary.QuotaExceededError) as caught:
                 await client.infer("toy", ONE)
-        assert 7.0 < (caught.value.retry_after_s or 0) <= 8.0
+        assert 700.0 < (caught.value.retry_after_s or 0) <= 800.0
 
 
 async def say_hello(session: Any) -> None:

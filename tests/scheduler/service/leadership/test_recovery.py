@@ -149,10 +149,11 @@ async def test_a_standby_takes_over_and_the_old_leader_gives_the_lease_back(
         assert not second.leads
         gateway = await crowd.gateway(first.port)
         await until(lambda: gateway.all("welcome"), "welcomed")
+        epoch = first.leader().epoch
         await first.drain(5.0)
         await until(lambda: gateway.ended, "the session ends")
         await leads(second)
-        assert second.leader().epoch == 2
+        assert second.leader().epoch > epoch  # by more than one where its short lease has run out
 
 
 async def is_booked(leader: Any) -> bool:
