@@ -21,7 +21,7 @@ from catenary_services.lifecycle import Process, run_process
 from catenary_services.log import configure_logging, get_logger
 from catenary_services.settings import ProcessSettings, describe, load_settings
 from catenaryd.commands.certificates import certs
-from catenaryd.commands.importing import import_model
+from catenaryd.commands.importing import import_model, pull
 from catenaryd.commands.installing import InstallChoice, install_command, install_options
 from catenaryd.commands.jail import show_jail
 from catenaryd.commands.joining import join, leave
@@ -80,11 +80,18 @@ def scheduler(config: Path | None, /, **flags: Any) -> None:
     --models efficientnet-lite0 --insecure
     """
     from catenary_scheduler.process import SchedulerProcess
+    from catenaryd.sources.child_importer import ChildImporter
 
     settings = load_settings(
         SchedulerSettings, file=config, section="scheduler", flags=given(flags)
     )
-    _run("scheduler", settings, settings.scheduler_id, SchedulerProcess)
+    importer = ChildImporter(settings.model_repository, settings.import_sources)
+    _run(
+        "scheduler",
+        settings,
+        settings.scheduler_id,
+        lambda given: SchedulerProcess(given, importer=importer),
+    )
 
 
 @cli.command()
@@ -160,7 +167,13 @@ def agent(config: Path | None, /, **flags: Any) -> None:
     show_default=True,
     help="Scheduler groups the agents are dealt out to, each led by one scheduler.",
 )
-@click.option("--model", "models", multiple=True, help="Model to serve; may be repeated.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="Model to serve, by its name or its source (hf:organisation/name, a URL, a file or "
+    "folder: catenaryd pull); may be repeated.",
+)
 @click.option(
     "--plan", "plan_file", type=click.Path(path_type=Path, exists=True), help="Placement to use."
 )
@@ -298,6 +311,7 @@ cli.add_command(leave)
 cli.add_command(list_keys)
 cli.add_command(revoke_key)
 cli.add_command(import_model)
+cli.add_command(pull)
 cli.add_command(make_model)
 cli.add_command(plan_group)
 cli.add_command(profile)

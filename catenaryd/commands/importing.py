@@ -1,79 +1,203 @@
-"""The command `catenaryd import-model`, which brings a language model into the repository."""
+"""The commands `catenaryd pull` and `catenaryd import-model`: models into the repository.
+
+They run where the repository is. `catenary pull` and `catenary deploy` ask a cluster for the same
+from elsewhere.
+"""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+import msgspec
 
+from catenary.command_line.import_display import ImportDisplay
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
+from catenary_services.errors import CatenaryError, NotSupported
 from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
-from catenaryd.shared_options import MODEL_REPOSITORY, print_progress
+from catenaryd.shared_options import MODEL_REPOSITORY
+from catenaryd.sources.hub import HubAccess
+from catenaryd.sources.source_names import source_of
+from catenaryd.sources.steps import ImportPhase, ImportStep
+from catenaryd.sources.versions import BringOptions
+
+if TYPE_CHECKING:
+    from catenaryd.sources.bringing import BroughtModel
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--file", default="", help="File of the source, if it has several models."),
+    click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        default="fp32",
+        show_default=True,
+        help="Of the weights: int8 and int4 are quantised.",
+    ),
+    click.option(
+        "--target",
+        type=click.Choice(TARGETS),
+        default="both",
+        show_default=True,
+        help="Agents that are to run it. gpu: no graph is made, nothing is computed.",
+    ),
+    click.option("--copy", is_flag=True, help="Copy the weights where they could be linked."),
+    click.option(
+        "--session-tokens",
+        type=click.IntRange(2, 1 << 20),
+        default=2048,
+        show_default=True,
+        help="Most tokens of one session, prompt and answer together.",
+    ),
+    click.option(
+        "--slo-ms",
+        type=click.FloatRange(1),
+        help="Time for an answer if the request names none.  [default: 60000 for language models, "
+        "else 1000]",
+    ),
+    click.option("--hub-endpoint", default="", help="A mirror of the hub.  [default: HF_ENDPOINT]"),
+    click.option(
+        "--hub-token",
+        default="",
+        envvar="CATENARY_HUB_TOKEN",
+        show_envvar=True,
+        help="By whose right the hub is asked.  [default: HF_TOKEN]",
+    ),
+    click.option("--dry-run", is_flag=True, help="Only say what would be fetched."),
+    MODEL_REPOSITORY,
+)
+
+
+def _import_options(function: F) -> F:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command("pull")
+@click.argument("source")
+@click.option("--name", default="", help="Name it gets.  [default: the last part of the source]")
+@click.option("--version", default="", help="Version of it.  [default: the next free number]")
+@_import_options
+@click.option(
+    "--steps", is_flag=True, hidden=True, help="Tell the steps on stdout, for schedulers."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON object.")
+def pull(source: str, steps: bool, as_json: bool, **options: Any) -> None:
+    """Fetches the model at SOURCE and imports it into the repository of this machine.
+
+    SOURCE is hf:organisation/name[/file][@revision], an s3://, gs://, http(s):// or file:// URL, or
+    a file or folder: safetensors with config.json, GGUF, ONNX or torch.export (.pt2). Sizes and
+    time are said first. What was fetched before an interruption is kept; the same command goes on.
+
+    Example: catenaryd pull hf:organisation/name@main --target gpu
+    """
+    if steps:
+        _tell_steps(source, options)
+    with ImportDisplay() as display:
+        brought = _bring(source, options, display.show)
+    if as_json:
+        repository = ModelRepository(options["model_repository"])
+        facts = {"model": brought.key.name, "version": brought.key.version, "known": brought.known}
+        facts["total_bytes"] = brought.total_bytes
+        record = None if options["dry_run"] else repository.source(brought.key)
+        if record is not None:
+            facts |= {"source": record.source, "revision": record.revision}
+        click.echo(json.dumps(facts))
+        return
+    click.echo(str(brought.key))
 
 
 @click.command("import-model")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.option("--name", required=True, help="Name it is served under.")
 @click.option("--version", default="1", show_default=True, help="Version of it.")
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    default="fp32",
-    show_default=True,
-    help="Of the weights: int8 and int4 are quantised.",
-)
-@click.option(
-    "--target",
-    type=click.Choice(TARGETS),
-    default="both",
-    show_default=True,
-    help="Agents that are to run it. gpu: no graph is made, nothing is computed.",
-)
-@click.option("--copy", is_flag=True, help="Copy the weights where they could be linked.")
-@click.option(
-    "--session-tokens",
-    type=click.IntRange(2, 1 << 20),
-    default=2048,
-    show_default=True,
-    help="Most tokens of one session, prompt and answer together.",
-)
-@click.option(
-    "--slo-ms",
-    type=click.FloatRange(1),
-    default=60_000.0,
-    show_default=True,
-    help="Time for a whole answer if the request names none.",
-)
-@MODEL_REPOSITORY
+@_import_options
 @click.option("--json", "as_json", is_flag=True, help="Print the sizes as one JSON object.")
-def import_model(source: Path, model_repository: Path, as_json: bool, **options: Any) -> None:
-    """Imports the language model in SOURCE: a GGUF file, or a Hugging Face folder.
+def import_model(source: str, as_json: bool, **options: Any) -> None:
+    """Imports the language model at SOURCE under a name of your own, and prints its sizes.
 
-    Llama 2 and 3, Mistral, Qwen 2 and 3 and what is built like them (SmolLM2); for GPUs alone
-    also Phi 3, OLMo 2, StarCoder 2, GLM 4, SmolLM3, Ministral, Seed-OSS, Granite and Command R.
-    A folder needs config.json, tokenizer.json and safetensors; its weights are linked or copied
-    as they are. Agents on a CPU need a graph, which takes a float32 copy and a while.
+    The same as `pull` with --name and --version. Llama 2 and 3, Mistral, Qwen 2 and 3 and what is
+    built like them (SmolLM2); for GPUs alone also Phi 3, OLMo 2, StarCoder 2, GLM 4, SmolLM3,
+    Ministral, Seed-OSS, Granite and Command R. A folder needs config.json, tokenizer.json and
+    safetensors; its weights are linked or copied as they are. Agents on a CPU need a graph, which
+    takes a float32 copy and a while.
 
     Example: catenaryd import-model Llama-3.1-8B-Instruct --name llama --target gpu
     """
-    from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
+    with ImportDisplay() as display:
+        brought = _bring(source, options, display.show, takes_unrecorded=True)
+    if options["dry_run"]:
+        return
+    _print_sizes(ModelRepository(options["model_repository"]), brought.key, options, as_json)
 
-    key = ModelKey(options["name"], options["version"])
-    table = import_decoder(
-        ModelRepository(model_repository),
-        source,
-        key,
-        ImportOptions(
-            precision=options["precision"],
-            target=options["target"],
-            copies=options["copy"],
-            session_tokens=options["session_tokens"],
-            slo_ns=round(options["slo_ms"] * NANOSECONDS_PER_MILLISECOND),
-        ),
-        print_progress,
+
+def _bring(
+    source: str,
+    options: dict[str, Any],
+    show: Callable[[ImportStep], None],
+    *,
+    takes_unrecorded: bool = False,
+) -> BroughtModel:
+    from catenaryd.sources.bringing import bring
+
+    slo_ms = options["slo_ms"]
+    wanted = BringOptions(
+        name=options["name"],
+        version=options["version"],
+        precision=options["precision"],
+        target=options["target"],
+        copies=options["copy"],
+        session_tokens=options["session_tokens"],
+        slo_ns=round(slo_ms * NANOSECONDS_PER_MILLISECOND) if slo_ms else 0,
+        hub=HubAccess(options["hub_endpoint"], options["hub_token"]),
+        takes_unrecorded=takes_unrecorded,
+        dry_run=options["dry_run"],
     )
+    repository = ModelRepository(options["model_repository"])
+    return bring(repository, source_of(source, options["file"]), wanted, show)
+
+
+def _tell_steps(source: str, options: dict[str, Any]) -> NoReturn:
+    """Runs an import that a scheduler reads, one JSON object a line, and ends the process."""
+    # Whoever is told to end still ends what it has in the jail, and removes what is half made.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    def tell(step: ImportStep) -> None:
+        click.echo(msgspec.json.encode(step).decode())
+
+    try:
+        brought = _bring(source, options, tell)
+    except CatenaryError as error:
+        field = error.details.get("field", "")
+        failed = ImportPhase.FAILED
+        tell(ImportStep(failed, error.message[:16_000], reason=error.reason, field=field[:1000]))
+        sys.exit(1)
+    key, total = brought.key, brought.total_bytes
+    tell(
+        ImportStep(
+            ImportPhase.DONE,
+            done_bytes=total,
+            total_bytes=total,
+            model=key.name,
+            version=key.version,
+            known=brought.known,
+        )
+    )
+    sys.exit(0)
+
+
+def _print_sizes(
+    repository: ModelRepository, key: ModelKey, options: dict[str, Any], as_json: bool
+) -> None:
+    if repository.manifest(key).platform != "decoder":
+        raise NotSupported(f"{key} is in the repository; it is no language model, which has sizes")
+    table = repository.decoder_table(key)
     weights = table.weight_bytes(0, table.blocks)
     if as_json:
         facts = {"model": str(key), "precision": options["precision"], "weight_bytes": weights}

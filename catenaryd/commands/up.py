@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from catenary.command_line.import_display import ImportDisplay
+from catenary.rpc.importing import is_source
 from catenary_agent.device_check import check_device
 from catenary_agent.executors.device import Device
-from catenary_services.errors import CatenaryError, InvalidInput
+from catenary_protos.catenary.v1 import admin_pb2
+from catenary_services.errors import CatenaryError, InvalidInput, RequestCancelled
 from catenaryd.demo.models import ensure_model
 from catenaryd.enrolment.join_line import JOIN_PORT
 from catenaryd.enrolment.join_service import JoinService
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of
 from catenaryd.local.public_address import check_free, control_ports
 from catenaryd.machines.preflight import machine_name
+from catenaryd.sources.child_importer import ChildImporter
+from catenaryd.sources.source_names import SourceKind
 
 ADMIN_PORT = 8003
 """Port at which the `catenary` command expects the Admin service by default."""
@@ -104,9 +112,8 @@ async def run_up(options: ClusterOptions, *, as_json: bool, join_port: int = JOI
             joins = JoinService(cluster)
             line = str(await joins.start(join_port))
             progress(f"machines join with\n  catenaryd join '{line}'")
-        for model in options.models:
-            progress(f"preparing {model}")
-            await asyncio.to_thread(ensure_model, cluster.model_repository, model)
+        models = [await _prepared(cluster, model, stop, progress) for model in options.models]
+        cluster.options = replace(options, models=tuple(models))
         starting = asyncio.create_task(cluster.start(progress))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,6 +136,42 @@ async def run_up(options: ClusterOptions, *, as_json: bool, join_port: int = JOI
             await joins.close()
         await cluster.stop()
     return 0
+
+
+async def _prepared(
+    cluster: LocalCluster, model: str, stop: asyncio.Event, progress: Callable[[str], None]
+) -> str:
+    """Returns the name of a model that the repository has now; a source is imported into it.
+
+    Raises:
+        CatenaryError: It cannot be prepared, or a signal came meanwhile.
+    """
+    if not is_source(model):
+        progress(f"preparing {model}")
+        await asyncio.to_thread(ensure_model, cluster.model_repository, model)
+        return model
+    on_gpus = all(device.startswith("cuda") for device in cluster.devices())
+    request = admin_pb2.ImportModelRequest(source=model, target="gpu" if on_gpus else "both")
+    bringing = asyncio.create_task(_brought(cluster, request))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({bringing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not bringing.done():
+        bringing.cancel()
+        await asyncio.gather(bringing, return_exceptions=True)
+        raise RequestCancelled(f"{model}: stopped while it was imported; what was fetched is kept")
+    return bringing.result()
+
+
+async def _brought(cluster: LocalCluster, request: admin_pb2.ImportModelRequest) -> str:
+    importer = ChildImporter(cluster.model_repository, [kind.value for kind in SourceKind])
+    name = ""
+    with ImportDisplay() as display:
+        async with contextlib.aclosing(importer.bring(request)) as steps:
+            async for step in steps:
+                display.show(step)
+                name = f"{step.model}:{step.version}"
+    return name
 
 
 def _sentence(facts: dict[str, object]) -> str:

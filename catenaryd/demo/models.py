@@ -10,7 +10,7 @@ from typing import Any
 from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import ModelNotFound
-from catenary_services.models.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository, did_you_mean
 from catenaryd.demo.demo_language_model import PRECISION_OF, import_smollm2
 from catenaryd.demo.demo_models import import_efficientnet_lite0
 
@@ -26,12 +26,14 @@ def find_model(root: Path, name: str) -> ModelKey:
     Raises:
         ModelNotFound: It is neither in the repository nor a demo model.
     """
+    repository = ModelRepository(root)
     try:
-        return ModelRepository(root).resolve(name)
+        return repository.resolve(name)
     except ModelNotFound:
+        known = {key.name for key in repository.list()} | DEMO_MODELS.keys()
         raise ModelNotFound(
-            f"model {name!r} is not in {root}; put it there as"
-            f" <name>/<version>/model.yaml, or use one of: {', '.join(DEMO_MODELS)}"
+            f"model {name!r} is not in {root}{did_you_mean(name, known)}; put it there by"
+            f" `catenaryd pull SOURCE`, or use one of: {', '.join(DEMO_MODELS)}"
         ) from None
 
 

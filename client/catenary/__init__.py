@@ -52,6 +52,7 @@ from catenary.errors import (
 from catenary.moving import SessionInfo, SessionMove
 from catenary.recent import RecentRequest
 from catenary.rpc.connection import TlsConfig
+from catenary.rpc.importing import ImportOrder, ImportProgress
 from catenary.rpc.machines import MachineInfo
 from catenary.rpc.plan_search import (
     IdleGpu,
@@ -127,6 +128,8 @@ __all__ = [
     "GenerationResult",
     "GroupInfo",
     "IdleGpu",
+    "ImportOrder",
+    "ImportProgress",
     "InferRequest",
     "InferResult",
     "InternalError",

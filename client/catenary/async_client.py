@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from catenary import moving, recent, types
 from catenary.async_channels import AsyncChannels, each
 from catenary.errors import CatenaryError, UnavailableError
-from catenary.rpc import calls, messages, plan_search
+from catenary.rpc import calls, importing, messages, plan_search
 from catenary.rpc.attempts import RetryAttempts
 from catenary.rpc.calls import RpcCall
 from catenary.rpc.connection import DEFAULT_TARGET, NO_RETRY, Connection, TlsConfig
@@ -251,9 +251,60 @@ class AsyncClient(GeneratesTextAsync):
         deployment = calls.Deployment(model, version, slo_ms, partitions, max_batch, packing)
         return await self._run(calls.deploy(deployment, timeout_s))
 
+    async def undeploy(
+        self, model: str, *, version: str = "", timeout_s: float | None = None
+    ) -> str:
+        """Serves a model no longer; returns the version that goes (admin port).
+
+        Requests that run are finished; the files stay in the repository.
+
+        Args:
+            model: A model that is deployed.
+            version: Its version; empty if only one is deployed.
+            timeout_s: The longest wait for a plan without it.
+        """
+        return await self._run(importing.undeploy(model, version, timeout_s))
+
+    async def pull(
+        self,
+        order: importing.ImportOrder | str,
+        *,
+        watch: importing.ImportWatch | None = None,
+        timeout_s: float | None = None,
+    ) -> importing.ImportProgress:
+        """Fetches a model from elsewhere and imports it into the repository (admin port).
+
+        The machine of the repository does the work. Whoever stops waiting cancels it; what was
+        fetched is kept for the next time.
+
+        Args:
+            order: The source, or what to do with it.
+            watch: Called with each step.
+            timeout_s: The longest wait; None for none.
+
+        Returns:
+            The last step, with name and version of the model.
+        """
+        wanted = importing.ImportOrder(order) if isinstance(order, str) else order
+        request = importing.import_request(wanted)
+        connection = self._targets.current
+        method = self._channels.stub("admin", connection).ImportModel
+        replies = self._channels.stream(method, request, timeout_s, connection)
+        last: importing.ImportProgress | None = None
+        async with contextlib.aclosing(replies):
+            async for reply in replies:
+                last = importing.progress_of(reply)
+                if watch is not None:
+                    watch(last)
+        return importing.result_of(last)
+
     async def drain(self, agent_id: str, *, timeout_s: float | None = None) -> bool:
         """Takes an agent out of service; returns whether it is empty now (admin port)."""
         return await self._run(calls.drain(agent_id, timeout_s))
+
+    async def undrain(self, agent_id: str, *, timeout_s: float | None = None) -> None:
+        """Uses an agent again that was drained (admin port)."""
+        await self._run(importing.undrain(agent_id, timeout_s))
 
     async def sessions(self, model: str = "") -> list[moving.SessionInfo]:
         """Returns the sessions that generate for a model, or for all, and where (admin port)."""

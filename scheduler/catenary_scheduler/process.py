@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from catenary_scheduler.admin.imports import ModelImporter
 from catenary_scheduler.admin.service import AdminService
 from catenary_scheduler.leadership.group_election import GroupElection
 from catenary_scheduler.leadership.group_leader import REDIS_FAILURES, GroupLeader
@@ -63,8 +65,19 @@ class SchedulerProcess:
         *,
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
+        importer: ModelImporter | None = None,
     ) -> None:
+        """Prepares the process.
+
+        Args:
+            settings: Its settings.
+            metrics: Its metrics; new ones if None.
+            tracer: Its tracer; one by the settings if None.
+            importer: What operators can have models imported by; None if by nothing.
+        """
         self._settings = settings
+        self._importer = importer
+        self._started_s = time.time()
         self._metrics = metrics or Metrics()
         self._tracer = tracer or Tracer(
             "catenary-scheduler",
@@ -150,7 +163,7 @@ class SchedulerProcess:
             self._security, authorizer=self._authorizer, max_message_bytes=_LONGEST_MESSAGE_BYTES
         )
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self._service, server)
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self, self._importer), server)
         self._health = enable_health_and_reflection(server, _SERVICES)
         self.port = bind(server, settings.host, settings.port, self._security)
         await self._service.start(settings.host, settings.port_of_control)
@@ -248,7 +261,7 @@ class SchedulerProcess:
         self._group_metrics = [self._metrics] if groups == 1 else [Metrics() for _ in range(groups)]
         return tuple(
             GroupLeader(
-                LeaderContext(own, metrics, self._tracer, group),
+                LeaderContext(own, metrics, self._tracer, group, self._started_s),
                 self._redis,
                 election,
                 self._switch_health,

@@ -99,6 +99,11 @@ class SchedulerSettings(ProcessSettings):
     models: list[str] = Field(
         default_factory=list, description='Models to serve, as "name" or "name:version".'
     )
+    import_sources: list[str] = Field(
+        default_factory=lambda: ["hf", "s3", "gs", "http", "https", "file"],
+        description="Kinds of sources that operators may have models imported from into "
+        "`model_repository`; `file` is paths of this machine. An empty list: none.",
+    )
     plan_file: Path | None = Field(
         default=None, description="JSON placement to serve by; without one the planner decides."
     )

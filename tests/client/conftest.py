@@ -28,7 +28,13 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
-from catenary_services.errors import CatenaryError, ModelNotFound, PartitionLost, Unavailable
+from catenary_services.errors import (
+    CatenaryError,
+    ContentMismatch,
+    ModelNotFound,
+    PartitionLost,
+    Unavailable,
+)
 from catenary_services.grpc import error_tables
 
 STATUS = admin_pb2.GetStatusResponse(
@@ -266,6 +272,34 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self.server.orders.append(request)
         self.server.saw(context)
         return admin_pb2.DeployModelResponse(plan_id="plan-5")
+
+    def UndeployModel(self, request, context):
+        self.server.orders.append(request)
+        self.server.saw(context)
+        return admin_pb2.UndeployModelResponse(plan_id="plan-7", version=request.version or "1")
+
+    def ImportModel(self, request, context):
+        self.server.orders.append(request)
+        self.server.saw(context)
+        listed = admin_pb2.ImportProgress(phase="listed", text="2 files, 0.9 MB", total_bytes=900_000)
+        yield listed
+        if "broken" in request.source:
+            error = ContentMismatch("hf:org/broken: model.safetensors is not what its source says")
+            context.abort_with_status(rpc_status.to_status(error_tables.rpc_status(error)))
+        for done in (300_000, 900_000):
+            yield admin_pb2.ImportProgress(
+                phase="fetching", file="model.safetensors", done_bytes=done, total_bytes=900_000
+            )
+        yield admin_pb2.ImportProgress(phase="importing", text="checking the weights")
+        if "cut" in request.source:
+            return
+        yield admin_pb2.ImportProgress(
+            phase="done", model=request.name or "tiny", version="3", total_bytes=900_000
+        )
+
+    def UndrainAgent(self, request, context):
+        self.server.orders.append(request)
+        return admin_pb2.UndrainAgentResponse()
 
     def DrainAgent(self, request, context):
         return admin_pb2.DrainAgentResponse(drained=request.agent_id == "agent-0")

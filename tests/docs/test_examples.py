@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
+from model_mirror import model_mirror
 from suite_rules.doc_examples import DocumentRun, documents, examples, simple_commands
 
 DOCUMENTS = documents()
@@ -48,9 +49,19 @@ def test_examples_that_need_no_cluster_succeed(
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[DocumentRun]:
-    run = DocumentRun(tmp_path)
-    yield run
-    run.close()
+    """A run whose hub is a mirror with one tiny model."""
+    from catenary_agent.decoders.synthetic.random_models import RandomModel, write_random_model
+
+    made = tmp_path / "published"
+    write_random_model(made, RandomModel("tiny", 0, "bfloat16", 0))
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    with model_mirror() as mirror:
+        mirror.add_folder("my-organisation/my-model", made)
+        variables = {"HF_ENDPOINT": mirror.url, "HF_HOME": str(tmp_path / "hub")}
+        run = DocumentRun(folder, variables=variables)
+        yield run
+        run.close()
 
 
 @pytest.mark.system

@@ -1,8 +1,9 @@
 """The command `catenary`, with which people use and operate a cluster from elsewhere.
 
-There is one module a concern: `look` (status, models, top, requests, trace), `operate` (deploy,
-plan, drain), `sessions`, `infer`, `chat`, `bench`. `kit` gives each command the same connection
-options, errors (one sentence on stderr, exit code 1; 2 for bad usage) and `--json`.
+There is one module a concern: `look` (status, models, top, requests, trace), `bringing` (deploy,
+pull, undeploy), `operate` (drain, undrain), `plans`, `sessions`, `infer`, `chat`, `bench`. `kit`
+gives each command the same connection options, errors (one sentence on stderr, exit code 1; 2 for
+bad usage) and `--json`.
 """
 
 from __future__ import annotations

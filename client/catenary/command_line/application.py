@@ -9,6 +9,7 @@ import typer
 
 from catenary.command_line import (
     bench,
+    bringing,
     chat,
     infer,
     look,
@@ -46,5 +47,5 @@ def _root(
     pass
 
 
-for module in (look, machines, infer, chat, sessions, operate, plans, bench):
+for module in (look, machines, infer, chat, sessions, bringing, operate, plans, bench):
     module.register(app)

@@ -12,8 +12,8 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from catenary.command_line.bringing import print_plan_id
 from catenary.command_line.kit import CommandOptions, command, console, fail, print_json, table
-from catenary.command_line.operate import print_plan_id
 from catenary.rpc.plan_search import PlannedChain, PlannedPipeline, PlanOption, PlanSearch
 from catenary.types import ModelDowntime, Replanned, as_json
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol
 
 import grpc.aio
@@ -131,15 +131,33 @@ class SchedulerAdmin:
             Unavailable: No scheduler leads this gateway, or none does any more.
             grpc.aio.AioRpcError: The scheduler ended the stream with an error.
         """
+        async with aclosing(self._stream("WatchScaling", request)) as advices:
+            async for advice in advices:
+                yield advice
+
+    async def import_model(
+        self, request: admin_pb2.ImportModelRequest
+    ) -> AsyncGenerator[admin_pb2.ImportProgress, None]:
+        """Yields how far the scheduler is with an import; closing it cancels the import.
+
+        Raises:
+            Unavailable: No scheduler leads this gateway, or none does any more.
+            grpc.aio.AioRpcError: The scheduler ended the stream with an error.
+        """
+        async with aclosing(self._stream("ImportModel", request)) as steps:
+            async for step in steps:
+                yield step
+
+    async def _stream(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
         channel = self._link.channel
         if channel is None:
             raise Unavailable("no scheduler is connected", retry_after_ns=_RETRY_NS)
-        stub = admin_pb2_grpc.AdminStub(channel)
-        call = stub.WatchScaling(request, metadata=self._link.metadata or None)
+        rpc = getattr(admin_pb2_grpc.AdminStub(channel), method)
+        call = rpc(request, metadata=passed_on(self._link.metadata))
         try:
             with _told_if_closed():
-                async for advice in call:
-                    yield advice
+                async for message in call:
+                    yield message
         finally:
             call.cancel()
 
@@ -241,11 +259,43 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return answer
 
     @answered
+    async def UndeployModel(  # noqa: N802
+        self, request: admin_pb2.UndeployModelRequest, context: Context
+    ) -> admin_pb2.UndeployModelResponse:
+        """Forwards the order to serve a model no longer."""
+        answer: admin_pb2.UndeployModelResponse = await self._forward(
+            "UndeployModel", request, context
+        )
+        return answer
+
+    async def ImportModel(  # noqa: N802
+        self, request: admin_pb2.ImportModelRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.ImportProgress]:
+        """Streams how far the import of a model is; the caller cancels it by ending the stream."""
+        try:
+            self._authorize(context)
+            async with aclosing(self._scheduler.import_model(request)) as steps:
+                async for step in steps:
+                    yield step
+        except Exception as error:
+            await abort(context, error_of_exception(error))
+
+    @answered
     async def DrainAgent(  # noqa: N802
         self, request: admin_pb2.DrainAgentRequest, context: Context
     ) -> admin_pb2.DrainAgentResponse:
         """Forwards the order to drain an agent: to empty it of its work."""
         answer: admin_pb2.DrainAgentResponse = await self._forward("DrainAgent", request, context)
+        return answer
+
+    @answered
+    async def UndrainAgent(  # noqa: N802
+        self, request: admin_pb2.UndrainAgentRequest, context: Context
+    ) -> admin_pb2.UndrainAgentResponse:
+        """Forwards the order to use an agent again."""
+        answer: admin_pb2.UndrainAgentResponse = await self._forward(
+            "UndrainAgent", request, context
+        )
         return answer
 
     @answered

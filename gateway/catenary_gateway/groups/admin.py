@@ -46,8 +46,10 @@ class GroupsAdmin(SchedulerAdmin):
             "SearchPlan": self._search,
             "Replan": self._replan,
             "DeployModel": self._deploy,
+            "UndeployModel": self._undeploy,
             "ApplyPlan": self._apply,
             "DrainAgent": self._drain,
+            "UndrainAgent": self._undrain,
             "ListSessions": self._sessions,
             "GetStory": self._story,
             "GetTimelines": self._timelines,
@@ -135,6 +137,14 @@ class GroupsAdmin(SchedulerAdmin):
         answers = await self._all("DeployModel", request, timeout_s)
         return admin_pb2.DeployModelResponse(plan_id=sums.joint_ids(answers))
 
+    async def _undeploy(
+        self, request: Any, timeout_s: float | None
+    ) -> admin_pb2.UndeployModelResponse:
+        answers = await self._all("UndeployModel", request, timeout_s)
+        return admin_pb2.UndeployModelResponse(
+            plan_id=sums.joint_ids(answers), version=answers[0].version
+        )
+
     async def _plan(self, request: Any, timeout_s: float | None) -> admin_pb2.GetPlanResponse:
         return sums.joint_plan(await self._those_that_answer("GetPlan", request, timeout_s))
 
@@ -158,11 +168,18 @@ class GroupsAdmin(SchedulerAdmin):
         return joint
 
     async def _drain(self, request: Any, timeout_s: float | None) -> Any:
+        return await self._at_its_group("DrainAgent", request, timeout_s)
+
+    async def _undrain(self, request: Any, timeout_s: float | None) -> Any:
+        return await self._at_its_group("UndrainAgent", request, timeout_s)
+
+    async def _at_its_group(self, method: str, request: Any, timeout_s: float | None) -> Any:
+        """Returns the answer of the group whose scheduler knows the agent of a request."""
         status = admin_pb2.GetStatusRequest()
         statuses = await self._those_that_answer("GetStatus", status, timeout_s)
         for group, answer in statuses.items():
             if any(agent.agent_id == request.agent_id for agent in answer.agents):
-                return await self._each[group].call("DrainAgent", request, timeout_s)
+                return await self._each[group].call(method, request, timeout_s)
         raise InvalidInput("agent_id", f"{request.agent_id!r} is not connected")
 
     async def _sessions(self, request: Any, timeout_s: float | None) -> Any:

@@ -1,4 +1,4 @@
-"""Operations on a running cluster: apply a plan, replan, deploy a model, drain an agent."""
+"""Operations on a running cluster: plans, deployments, and agents that are drained."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from catenary_scheduler.agents.registry import is_draining
 from catenary_scheduler.cluster.plan_documents import document_of, placement_of
 from catenary_scheduler.leadership.leader import LeaderRuntime
 from catenary_scheduler.planning import Placement
 from catenary_scheduler.rollout.report import RolloutReport
 from catenary_scheduler.rollout.rollout import RolloutPhase
 from catenary_scheduler.storage.values.stored import DeploymentSpec
-from catenary_services.domain.ids import AgentId
-from catenary_services.errors import InvalidInput, PlanInfeasible, Unavailable
+from catenary_services.domain.ids import AgentId, ModelKey
+from catenary_services.errors import InvalidInput, ModelNotFound, PlanInfeasible, Unavailable
+from catenary_services.models.model_repository import did_you_mean
 
 _LOOK_S = 0.02
 
@@ -115,12 +117,74 @@ async def deploy_model(
     return leader.cluster.plan_id
 
 
+async def undeploy_model(
+    leader: LeaderRuntime, name: str, version: str, timeout_s: float
+) -> tuple[ModelKey, str]:
+    """Serves a model no longer, and returns its key and the id of the plan without it.
+
+    New requests are refused at once; what runs is finished.
+
+    Raises:
+        ModelNotFound: The model is not deployed.
+        InvalidInput: Several versions are deployed and none is named, or a plan that was applied by
+            hand names the model.
+        Unavailable: The plan without it is not in force within `timeout_s`; it will be when it can.
+    """
+    deployments, cluster = leader.deployments, leader.cluster
+    found = [key for key in deployments.ready if key.name == name and version in ("", key.version)]
+    if not found:
+        wanted = f"{name}:{version}" if version else name
+        known = {key.name for key in deployments.ready} | {str(key) for key in deployments.ready}
+        guess = did_you_mean(wanted, known)
+        raise ModelNotFound(f"model {wanted!r} is not deployed{guess}")
+    if len(found) > 1:
+        versions = ", ".join(sorted(key.version for key in found))
+        raise InvalidInput("version", f"{name!r} is deployed in the versions {versions}: name one")
+    key = found[0]
+    fixed = cluster.desired.fixed
+    if fixed is not None and any(model.model == key for model in fixed.models):
+        raise InvalidInput(
+            "model",
+            f"{key} is in the plan that was applied by hand: apply one without it, or replan",
+        )
+    deployments.withdraw(key, time.time())
+    leader.note("model_undeployed", {"model": str(key)})
+    cluster.reconcile(time.monotonic())
+
+    def gone() -> bool:
+        active = cluster.active
+        is_planned = active is not None and any(m.model == key for m in active.plan.models)
+        return not is_planned and not cluster.is_switching
+
+    await _until(leader, gone, timeout_s, f"{key} is still in the plan")
+    return key, cluster.plan_id
+
+
+def undrain_agent(leader: LeaderRuntime, agent_id: AgentId) -> None:
+    """Uses an agent again that was drained, or is being drained.
+
+    Raises:
+        InvalidInput: No such agent is connected, it is not drained, or it is about to stop by
+            itself.
+    """
+    record = leader.cluster.registry.get(agent_id)
+    if record is None or record.session is None:
+        known = {name for name, each in leader.cluster.registry.items() if each.session is not None}
+        guess = did_you_mean(agent_id, known)
+        raise InvalidInput("agent_id", f"{agent_id!r} is not connected{guess}")
+    if not is_draining(agent_id, leader.availability):
+        raise InvalidInput("agent_id", f"{agent_id!r} is not drained")
+    if record.is_stopping:
+        raise InvalidInput("agent_id", f"{agent_id!r} is about to stop: start it again")
+    leader.draining.take_back(agent_id)
+
+
 async def drain_agent(leader: LeaderRuntime, agent_id: AgentId, timeout_s: float) -> bool:
     """Takes an agent out of service; True once it has nothing left to do, False after `timeout_s`.
 
     The agent gets no new batches and sessions as soon as others can do its work. Running sessions
     move to other chains as these have room. The agent finishes the rest, and is then told that it
-    is drained. It is used again when it is restarted.
+    is drained. It is used again when it is restarted, or taken back.
 
     Raises:
         InvalidInput: No such agent is connected.

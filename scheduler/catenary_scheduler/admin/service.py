@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import NoReturn, Protocol, TypeVar
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_scheduler.admin import operations
 from catenary_scheduler.admin.cluster_view import ClusterView
+from catenary_scheduler.admin.imports import ModelImporter, import_model
 from catenary_scheduler.admin.plan_search import search_plan
 from catenary_scheduler.admin.plan_summary import promises_of
 from catenary_scheduler.admin.plan_text import explain
@@ -59,8 +61,9 @@ class LeadershipStatus(LeaderLookup[LeaderRuntime], Protocol):
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Implements the Admin service; it refuses calls for groups that other processes lead."""
 
-    def __init__(self, leadership: LeadershipStatus) -> None:
+    def __init__(self, leadership: LeadershipStatus, importer: ModelImporter | None = None) -> None:
         self._leadership = leadership
+        self._importer = importer
 
     async def GetStatus(  # noqa: N802
         self, request: admin_pb2.GetStatusRequest, context: Context
@@ -142,6 +145,28 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._answer(context, answer)
 
+    async def UndeployModel(  # noqa: N802
+        self, request: admin_pb2.UndeployModelRequest, context: Context
+    ) -> admin_pb2.UndeployModelResponse:
+        async def answer(leader: LeaderRuntime) -> admin_pb2.UndeployModelResponse:
+            key, plan_id = await operations.undeploy_model(
+                leader, request.model, request.version, _time_left(context)
+            )
+            return admin_pb2.UndeployModelResponse(plan_id=plan_id, version=key.version)
+
+        return await self._answer(context, answer)
+
+    async def ImportModel(  # noqa: N802
+        self, request: admin_pb2.ImportModelRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.ImportProgress]:
+        try:
+            agents = self._leadership.leader(group_of(context)).cluster.registry
+            async with aclosing(import_model(self._importer, request, agents)) as steps:
+                async for step in steps:
+                    yield step
+        except Exception as error:
+            await abort(context, error_of_exception(error))
+
     async def DrainAgent(  # noqa: N802
         self, request: admin_pb2.DrainAgentRequest, context: Context
     ) -> admin_pb2.DrainAgentResponse:
@@ -149,6 +174,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             agent = AgentId(request.agent_id)
             drained = await operations.drain_agent(leader, agent, _time_left(context))
             return admin_pb2.DrainAgentResponse(drained=drained)
+
+        return await self._answer(context, answer)
+
+    async def UndrainAgent(  # noqa: N802
+        self, request: admin_pb2.UndrainAgentRequest, context: Context
+    ) -> admin_pb2.UndrainAgentResponse:
+        async def answer(leader: LeaderRuntime) -> admin_pb2.UndrainAgentResponse:
+            operations.undrain_agent(leader, AgentId(request.agent_id))
+            return admin_pb2.UndrainAgentResponse()
 
         return await self._answer(context, answer)
 

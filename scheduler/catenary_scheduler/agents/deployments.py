@@ -118,6 +118,8 @@ class Deployments:
         self.profile_problems: dict[ModelKey, str] = {}
         """Reasons why existing profiles of models cannot be used."""
         self._wanted: dict[str, DeploymentSpec] = {}
+        self._withdrawn: dict[str, float] = {}
+        """When models were undeployed, in seconds since 1970, by name and version."""
         self._recording: dict[ModelKey, asyncio.Future[str]] = {}
         """Computations of digests that are still running."""
 
@@ -134,6 +136,34 @@ class Deployments:
         for reference in references:
             self._wanted.setdefault(reference, DeploymentSpec())
         await self.retry()
+
+    async def want_own(self, references: Iterable[str], started_s: float) -> None:
+        """Deploys the models of this process's settings, except those undeployed since it started.
+
+        Args:
+            references: The models.
+            started_s: The start of the process, in seconds since 1970.
+        """
+        gone = {name for name, at_s in self._withdrawn.items() if at_s >= started_s}
+        gone |= {name.partition(":")[0] for name in gone}
+        await self.want(each for each in references if each not in gone)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no model is deployed, and none is wanted that could not be deployed yet."""
+        return not self.ready and not self._wanted
+
+    def withdraw(self, key: ModelKey, now_s: float) -> None:
+        """Forgets a model, which is to be served no longer.
+
+        Args:
+            key: The model, which is deployed.
+            now_s: The moment, in seconds since 1970.
+        """
+        del self.ready[key]
+        self.profile_problems.pop(key, None)
+        self._recording.pop(key, None)
+        self._withdrawn[str(key)] = now_s
 
     async def retry(self) -> bool:
         """Tries the models that could not be deployed; True if one of them now is."""
@@ -168,6 +198,7 @@ class Deployments:
         self.ready[key] = replace(found, spec=spec, content=content)
         self.problems.pop(reference, None)
         self._wanted.pop(reference, None)
+        self._withdrawn.pop(str(key), None)
         return key
 
     async def find(self, name: str, version: str) -> Deployment:
@@ -199,13 +230,19 @@ class Deployments:
 
     async def restore(self, stored: Mapping[str, DeploymentSpec]) -> None:
         """Deploys what an earlier scheduler had deployed."""
-        self._wanted.update(stored)
+        for reference, spec in stored.items():
+            if spec.undeployed_s:
+                self._withdrawn[reference] = spec.undeployed_s
+            else:
+                self._wanted[reference] = spec
         await self.retry()
 
     def records(self) -> dict[str, str | None]:
         """Returns the records that Redis keeps. Models with a problem are wanted too."""
-        deployed = {str(key): each.spec for key, each in self.ready.items()}
-        return {name: encode_document(spec) for name, spec in {**self._wanted, **deployed}.items()}
+        specs = {name: DeploymentSpec(undeployed_s=at_s) for name, at_s in self._withdrawn.items()}
+        specs |= self._wanted
+        specs |= {str(key): each.spec for key, each in self.ready.items()}
+        return {name: encode_document(spec) for name, spec in specs.items()}
 
     def _read_profile(self, key: ModelKey) -> ModelProfile | None:
         """Returns a model's profile; None, with the reason noted, if it is absent or wrong."""

@@ -72,6 +72,8 @@ class AgentState:
     """The facts about its device, as it told them; None if it told none."""
     fetches: tuple[FetchProgress, ...] = ()
     """The models whose files it is fetching, as its last heartbeat said."""
+    is_stopping: bool = False
+    """True once it has said that it is about to stop by itself."""
 
     def state(self, availability: Availability) -> str:
         """Returns "joining", "ready", "draining" or "lost", for people."""

@@ -354,6 +354,8 @@ class ClusterController:
     def _advance_rollout(self) -> None:
         for _ in range(2):  # after a rollout that failed, the desired plan may be another one
             self.target = self.desired.target(self.registry, self._now_s)
+            if self.target is None and self._deployments.is_empty and self.active is not None:
+                self.target = _EMPTY  # the last model was undeployed
             if self.target is None or self._resume_until_s is not None:
                 return
             last = self.last_switch

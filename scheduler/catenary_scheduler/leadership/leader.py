@@ -80,6 +80,8 @@ class LeaderContext:
     tracer: Tracer
     group: int = 0
     """Number of the group whose agents are led; 0 if there is only one group."""
+    started_s: float = 0.0
+    """Start of the process, in seconds since 1970."""
 
 
 class LeaderRuntime:
@@ -456,14 +458,18 @@ class LeaderRuntime:
         self.cluster.reconcile(time.monotonic())
 
     def _restore_steps(self) -> tuple[RestoreStep, ...]:
-        own_models = self.settings.models
+        own_models, started_s = self.settings.models, self._context.started_s
         return (
             restoring("measurements", self.measured, lambda stored: stored.measured),
             restoring("sessions", self.live, lambda stored: stored.sessions),
             restoring("peers", self.peers, lambda stored: stored.peers),
             restoring("drain marks", self.marks, lambda stored: stored.draining),
             restoring("deployments", self.deployments, lambda stored: stored.deployments),
-            RestoreStep("own models", lambda _: self.deployments.want(own_models), must_work=True),
+            RestoreStep(
+                "own models",
+                lambda _: self.deployments.want_own(own_models, started_s),
+                must_work=True,
+            ),
             restoring("lengths", self.lengths, lambda stored: stored.lengths),
             restoring("scaling", self.autoscaler, lambda stored: stored.plan),
             restoring("fixed plan", self._fixed_plan, lambda stored: stored.plan, must_work=True),

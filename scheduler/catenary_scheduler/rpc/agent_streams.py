@@ -224,6 +224,7 @@ class AgentStreams:
             loaded=loaded,
             software_version=hello.software_version,
             device_facts=hello.device_facts if hello.HasField("device_facts") else None,
+            is_stopping=hello.draining,
         )
         _log.info("agent_joined", agent=agent.agent_id, device=hello.device, hosts=len(loaded))
         self._deps.audits.gone(agent.agent_id)
@@ -344,6 +345,7 @@ class AgentStreams:
 
     def _drained(self, record: AgentState, said: scheduler_pb2.Drained, now: Nanoseconds) -> None:
         _log.info("agent_drained", agent=record.agent.agent_id)
+        record.is_stopping = True
         self._deps.draining.mark(record.agent.agent_id)
         self._cluster.reconcile(time.monotonic())
 

@@ -13,7 +13,13 @@ import yaml
 
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, read_bounded, read_yaml_text
 from catenary_services.content.hashing import DigestCache
-from catenary_services.content.record import FORMAT, RECORD_FILE, ContentRecord, FileRecord
+from catenary_services.content.record import (
+    FORMAT,
+    RECORD_FILE,
+    SOURCE_FILE,
+    ContentRecord,
+    FileRecord,
+)
 from catenary_services.errors import InvalidInput
 
 _MEASURED = frozenset({"profile.json", "profile.json.partial"})
@@ -46,6 +52,7 @@ def make_record(folder: Path, precision: str, known: DigestCache) -> ContentReco
         relative = path.relative_to(folder).as_posix()
         top = relative.split("/")[0]
         is_derived = top.startswith(GRAPH_PREFIX) and top != f"{GRAPH_PREFIX}{precision}"
+        is_derived = is_derived or relative == SOURCE_FILE
         files[relative] = file_record(path, known, derived=is_derived)
         if len(files) > _MOST_FILES:
             raise InvalidInput(folder.name, f"has more than {_MOST_FILES} files")

@@ -13,6 +13,8 @@ import msgspec
 from catenary_services.errors import ContentMismatch
 
 RECORD_FILE = "content.json"
+SOURCE_FILE = "source.json"
+"""The file that says where a version came from: recorded, but no part of its content."""
 FETCHED_FOLDER = ".fetched"
 """A version's folder that has this one holds what was fetched of it from peers, often not all."""
 FORMAT = 1

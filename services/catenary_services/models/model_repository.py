@@ -8,6 +8,7 @@
           blocks.json    where it is cut and what each block costs (`BlockTable`)
           profile.json   what each block costs on each class of device (`ModelProfile`); optional
           decoder.json   sizes of a model that generates text (`DecoderTable`); only of those
+          source.json    where it came from (`SourceRecord`), if it was imported
           content.json   size and digest of every file that is loaded (`catenary_services.content`)
 
 `blocks.json` carries the SHA-256 of the model file it was made from. A table of another file is
@@ -22,9 +23,10 @@ writes, it enters there.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +37,12 @@ from catenary_services.bounded_files import LARGEST_JSON_BYTES, read_bounded, re
 from catenary_services.content.hashing import digests
 from catenary_services.content.keeping import ContentRecords, write_durably
 from catenary_services.content.reading import FileSupplier, VerifiedReading
-from catenary_services.content.record import FETCHED_FOLDER, RECORD_FILE, ContentRecord
+from catenary_services.content.record import (
+    FETCHED_FOLDER,
+    RECORD_FILE,
+    SOURCE_FILE,
+    ContentRecord,
+)
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
@@ -46,6 +53,7 @@ from catenary_services.domain.tensors import DTYPE_OF
 from catenary_services.errors import InvalidInput, ModelNotFound
 from catenary_services.json_fields import Count, check_version, converted, document_of
 from catenary_services.models.decoder_document import decoder_of_document, document_of_decoder
+from catenary_services.models.source_record import SourceRecord, decode_source, encode_source
 
 MANIFEST_FILE = "model.yaml"
 BLOCKS_FILE = "blocks.json"
@@ -118,7 +126,9 @@ class ModelRepository:
         name, _, version = reference.partition(":")
         found = [key for key in self.list() if key.name == name and version in ("", key.version)]
         if not found:
-            raise ModelNotFound(f"model {reference!r} is not in the repository")
+            known = {key.name for key in self.list()} | {str(key) for key in self.list()}
+            guess = did_you_mean(reference, known)
+            raise ModelNotFound(f"model {reference!r} is not in the repository{guess}")
         return found[-1]
 
     def folder(self, key: ModelKey) -> Path:
@@ -266,6 +276,19 @@ class ModelRepository:
         document = document_of_decoder(table)
         self._write(key, DECODER_FILE, json.dumps(document, indent=1) + "\n")
 
+    def source(self, key: ModelKey) -> SourceRecord | None:
+        """Returns where a version came from; None if nobody wrote it down."""
+        try:
+            content = read_bounded(self.folder(key) / SOURCE_FILE, LARGEST_JSON_BYTES)
+        except (OSError, InvalidInput):
+            return None
+        return decode_source(content)
+
+    def write_source(self, key: ModelKey, source: SourceRecord) -> None:
+        """Writes `source.json`, and enters it into the content record."""
+        write_file(self.folder(key) / SOURCE_FILE, encode_source(source))
+        self._records.update(self.folder(key), str(key), [SOURCE_FILE], derived=True)
+
     def example_shapes(self, key: ModelKey) -> ExampleShapes:
         """Returns, per boundary, the shapes its tensors had in the one-row probing run.
 
@@ -401,6 +424,12 @@ class ModelRepository:
         if not file or not path.resolve().is_relative_to(self.root.resolve()):
             raise InvalidInput(f"{key}/{MANIFEST_FILE}.file", f"{file!r} is outside the repository")
         return path
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns words for the end of an error about an unknown name; empty if none is near."""
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def document_of_table(table: BlockTable) -> dict[str, Any]:

@@ -66,7 +66,10 @@ RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "/catenary.v1.Admin/ApplyPlan": CHANGE,
         "/catenary.v1.Admin/Replan": CHANGE,
         "/catenary.v1.Admin/DeployModel": CHANGE,
+        "/catenary.v1.Admin/UndeployModel": CHANGE,
+        "/catenary.v1.Admin/ImportModel": CHANGE,
         "/catenary.v1.Admin/DrainAgent": CHANGE,
+        "/catenary.v1.Admin/UndrainAgent": CHANGE,
         "/catenary.v1.Admin/MoveSession": CHANGE,
         # The gateway's port for operators: KEDA
         "/externalscaler.ExternalScaler/IsActive": LOOK,

@@ -97,6 +97,8 @@ class DocumentRun:
     ports: dict[str, int] = field(
         default_factory=lambda: {name: free_port() for name in ("8000", "8001", "8003")}
     )
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment, besides the usual ones."""
     background: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def run(self, chosen: Sequence[Example]) -> None:
@@ -175,6 +177,7 @@ class DocumentRun:
         clean = environment()
         return {
             **clean,
+            **self.variables,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), clean["PATH"]]),
             "CATENARY_TARGET": f"127.0.0.1:{self.ports['8001']}",
             "CATENARY_ADMIN_TARGET": f"127.0.0.1:{self.ports['8003']}",

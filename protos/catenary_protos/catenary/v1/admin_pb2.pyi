@@ -1271,6 +1271,223 @@ class DeployModelResponse(_message.Message):
 Global___DeployModelResponse: _TypeAlias = DeployModelResponse  # noqa: Y015
 
 @_typing.final
+class UndeployModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    """Empty: the only one that is deployed."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndeployModelRequest: _TypeAlias = UndeployModelRequest  # noqa: Y015
+
+@_typing.final
+class UndeployModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """The plan without it."""
+    version: _builtins.str
+    """The version that is served no longer."""
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndeployModelResponse: _TypeAlias = UndeployModelResponse  # noqa: Y015
+
+@_typing.final
+class ImportModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    SESSION_TOKENS_FIELD_NUMBER: _builtins.int
+    SLO_NS_FIELD_NUMBER: _builtins.int
+    HUB_ENDPOINT_FIELD_NUMBER: _builtins.int
+    HUB_TOKEN_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    PATH_IDENTITY_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """"hf:organisation/name[/file][@revision]", a URL (s3, gs, http, https, file), or a path."""
+    file: _builtins.str
+    """The file of the source that is meant; empty: the rules choose."""
+    name: _builtins.str
+    """Name and version it gets; empty: the last part of the source, and the next free number."""
+    version: _builtins.str
+    precision: _builtins.str
+    """"fp32", "int8" or "int4"; empty: fp32."""
+    target: _builtins.str
+    """"cpu", "gpu" or "both", the agents that are to run it; empty: those that are connected."""
+    session_tokens: _builtins.int
+    """Most tokens of one session, prompt and answer together; 0: 2048."""
+    slo_ns: _builtins.int
+    """Time for an answer if the request names none; 0: as usual."""
+    hub_endpoint: _builtins.str
+    """A mirror of the hub, and by whose right it is asked; empty: those of the scheduler's machine."""
+    hub_token: _builtins.str
+    dry_run: _builtins.bool
+    """Only say what would be fetched."""
+    @_builtins.property
+    def path_identity(self) -> Global___FileIdentity:
+        """Of a path, the file or folder that the caller sees there: it must be the one that the scheduler's
+        machine sees.
+        """
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        file: _builtins.str = ...,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        precision: _builtins.str = ...,
+        target: _builtins.str = ...,
+        session_tokens: _builtins.int = ...,
+        slo_ns: _builtins.int = ...,
+        hub_endpoint: _builtins.str = ...,
+        hub_token: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+        path_identity: Global___FileIdentity | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["path_identity", b"path_identity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "file", b"file", "hub_endpoint", b"hub_endpoint", "hub_token", b"hub_token", "name", b"name", "path_identity", b"path_identity", "precision", b"precision", "session_tokens", b"session_tokens", "slo_ns", b"slo_ns", "source", b"source", "target", b"target", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportModelRequest: _TypeAlias = ImportModelRequest  # noqa: Y015
+
+@_typing.final
+class FileIdentity(_message.Message):
+    """What tells one file from all others on a machine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CHANGED_NS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    changed_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        changed_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_ns", b"changed_ns", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileIdentity: _TypeAlias = FileIdentity  # noqa: Y015
+
+@_typing.final
+class ImportProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
+    """"listed", "fetching", "importing" or "done"."""
+    text: _builtins.str
+    """In words."""
+    file: _builtins.str
+    """The file that is being fetched."""
+    done_bytes: _builtins.int
+    total_bytes: _builtins.int
+    """Of all files together."""
+    model: _builtins.str
+    """The version it becomes, or is."""
+    version: _builtins.str
+    known: _builtins.bool
+    """The repository had it already."""
+    def __init__(
+        self,
+        *,
+        phase: _builtins.str = ...,
+        text: _builtins.str = ...,
+        file: _builtins.str = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "file", b"file", "known", b"known", "model", b"model", "phase", b"phase", "text", b"text", "total_bytes", b"total_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportProgress: _TypeAlias = ImportProgress  # noqa: Y015
+
+@_typing.final
+class UndrainAgentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    agent_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        agent_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainAgentRequest: _TypeAlias = UndrainAgentRequest  # noqa: Y015
+
+@_typing.final
+class UndrainAgentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainAgentResponse: _TypeAlias = UndrainAgentResponse  # noqa: Y015
+
+@_typing.final
 class DrainAgentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -64,10 +64,25 @@ class AdminStub:
                 request_serializer=catenary_dot_v1_dot_admin__pb2.DeployModelRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.DeployModelResponse.FromString,
                 _registered_method=True)
+        self.UndeployModel = channel.unary_unary(
+                '/catenary.v1.Admin/UndeployModel',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.UndeployModelRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.UndeployModelResponse.FromString,
+                _registered_method=True)
+        self.ImportModel = channel.unary_stream(
+                '/catenary.v1.Admin/ImportModel',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.ImportModelRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.ImportProgress.FromString,
+                _registered_method=True)
         self.DrainAgent = channel.unary_unary(
                 '/catenary.v1.Admin/DrainAgent',
                 request_serializer=catenary_dot_v1_dot_admin__pb2.DrainAgentRequest.SerializeToString,
                 response_deserializer=catenary_dot_v1_dot_admin__pb2.DrainAgentResponse.FromString,
+                _registered_method=True)
+        self.UndrainAgent = channel.unary_unary(
+                '/catenary.v1.Admin/UndrainAgent',
+                request_serializer=catenary_dot_v1_dot_admin__pb2.UndrainAgentRequest.SerializeToString,
+                response_deserializer=catenary_dot_v1_dot_admin__pb2.UndrainAgentResponse.FromString,
                 _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/catenary.v1.Admin/ListSessions',
@@ -151,8 +166,30 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UndeployModel(self, request, context):
+        """Serves a model no longer; its files stay in the repository.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportModel(self, request, context):
+        """Fetches a model from elsewhere, and imports it into the repository of the scheduler's machine.
+        Tells how far it is; whoever ends the stream cancels it, and the next one goes on from there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DrainAgent(self, request, context):
         """Nothing begins on the agent any more, and its running sessions move to other chains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainAgent(self, request, context):
+        """Uses an agent again that was drained, or is being drained.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -241,10 +278,25 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.DeployModelRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.DeployModelResponse.SerializeToString,
             ),
+            'UndeployModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndeployModel,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.UndeployModelRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.UndeployModelResponse.SerializeToString,
+            ),
+            'ImportModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.ImportModel,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.ImportModelRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.ImportProgress.SerializeToString,
+            ),
             'DrainAgent': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainAgent,
                     request_deserializer=catenary_dot_v1_dot_admin__pb2.DrainAgentRequest.FromString,
                     response_serializer=catenary_dot_v1_dot_admin__pb2.DrainAgentResponse.SerializeToString,
+            ),
+            'UndrainAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainAgent,
+                    request_deserializer=catenary_dot_v1_dot_admin__pb2.UndrainAgentRequest.FromString,
+                    response_serializer=catenary_dot_v1_dot_admin__pb2.UndrainAgentResponse.SerializeToString,
             ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
@@ -455,6 +507,60 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
+    def UndeployModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/UndeployModel',
+            catenary_dot_v1_dot_admin__pb2.UndeployModelRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.UndeployModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/catenary.v1.Admin/ImportModel',
+            catenary_dot_v1_dot_admin__pb2.ImportModelRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.ImportProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DrainAgent(request,
             target,
             options=(),
@@ -471,6 +577,33 @@ class Admin:
             '/catenary.v1.Admin/DrainAgent',
             catenary_dot_v1_dot_admin__pb2.DrainAgentRequest.SerializeToString,
             catenary_dot_v1_dot_admin__pb2.DrainAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/catenary.v1.Admin/UndrainAgent',
+            catenary_dot_v1_dot_admin__pb2.UndrainAgentRequest.SerializeToString,
+            catenary_dot_v1_dot_admin__pb2.UndrainAgentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,8 +43,16 @@ class AdminStub:
     """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]
     """Serves a model of the repository, or one that is served already in another way."""
+    UndeployModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndeployModelRequest, _admin_pb2.UndeployModelResponse]
+    """Serves a model no longer; its files stay in the repository."""
+    ImportModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.ImportModelRequest, _admin_pb2.ImportProgress]
+    """Fetches a model from elsewhere, and imports it into the repository of the scheduler's machine.
+    Tells how far it is; whoever ends the stream cancels it, and the next one goes on from there.
+    """
     DrainAgent: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]
     """Nothing begins on the agent any more, and its running sessions move to other chains."""
+    UndrainAgent: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainAgentRequest, _admin_pb2.UndrainAgentResponse]
+    """Uses an agent again that was drained, or is being drained."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]
     """Sessions that generate, and where."""
     GetStory: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStoryRequest, _admin_pb2.GetStoryResponse]
@@ -77,8 +85,16 @@ class AdminAsyncStub(AdminStub):
     """Plans anew for the agents and the load there are now, in place of any plan applied by hand."""
     DeployModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeployModelRequest, _admin_pb2.DeployModelResponse]  # type: ignore[assignment]
     """Serves a model of the repository, or one that is served already in another way."""
+    UndeployModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndeployModelRequest, _admin_pb2.UndeployModelResponse]  # type: ignore[assignment]
+    """Serves a model no longer; its files stay in the repository."""
+    ImportModel: _aio.UnaryStreamMultiCallable[_admin_pb2.ImportModelRequest, _admin_pb2.ImportProgress]  # type: ignore[assignment]
+    """Fetches a model from elsewhere, and imports it into the repository of the scheduler's machine.
+    Tells how far it is; whoever ends the stream cancels it, and the next one goes on from there.
+    """
     DrainAgent: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainAgentRequest, _admin_pb2.DrainAgentResponse]  # type: ignore[assignment]
     """Nothing begins on the agent any more, and its running sessions move to other chains."""
+    UndrainAgent: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainAgentRequest, _admin_pb2.UndrainAgentResponse]  # type: ignore[assignment]
+    """Uses an agent again that was drained, or is being drained."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSessionsRequest, _admin_pb2.ListSessionsResponse]  # type: ignore[assignment]
     """Sessions that generate, and where."""
     GetStory: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStoryRequest, _admin_pb2.GetStoryResponse]  # type: ignore[assignment]
@@ -146,12 +162,38 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Serves a model of the repository, or one that is served already in another way."""
 
     @_abc_1.abstractmethod
+    def UndeployModel(
+        self,
+        request: _admin_pb2.UndeployModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UndeployModelResponse, _abc.Awaitable[_admin_pb2.UndeployModelResponse]]:
+        """Serves a model no longer; its files stay in the repository."""
+
+    @_abc_1.abstractmethod
+    def ImportModel(
+        self,
+        request: _admin_pb2.ImportModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ImportProgress], _abc.AsyncIterator[_admin_pb2.ImportProgress]]:
+        """Fetches a model from elsewhere, and imports it into the repository of the scheduler's machine.
+        Tells how far it is; whoever ends the stream cancels it, and the next one goes on from there.
+        """
+
+    @_abc_1.abstractmethod
     def DrainAgent(
         self,
         request: _admin_pb2.DrainAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainAgentResponse, _abc.Awaitable[_admin_pb2.DrainAgentResponse]]:
         """Nothing begins on the agent any more, and its running sessions move to other chains."""
+
+    @_abc_1.abstractmethod
+    def UndrainAgent(
+        self,
+        request: _admin_pb2.UndrainAgentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UndrainAgentResponse, _abc.Awaitable[_admin_pb2.UndrainAgentResponse]]:
+        """Uses an agent again that was drained, or is being drained."""
 
     @_abc_1.abstractmethod
     def ListSessions(

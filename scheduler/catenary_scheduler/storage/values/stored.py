@@ -42,6 +42,8 @@ class DeploymentSpec(Struct, frozen=True):
     max_batch: Count = 0
     partitions: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     packing: PackingGoal | None = None
+    undeployed_s: Annotated[float, Meta(ge=0, lt=1 << 40)] = 0.0
+    """When the model was undeployed, in seconds since 1970; 0 while it is deployed."""
 
 
 # ---- plan ----

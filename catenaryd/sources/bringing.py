@@ -1,0 +1,193 @@
+"""From a source to a version of the repository: listed, checked, fetched, imported in the jail.
+
+What a repository shows is whole: files are fetched below `.downloads`, the version is made in a
+hidden folder, and a rename makes it visible.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from catenary_agent.decoders.importing.import_worker import check_config
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
+from catenary_services.domain.ids import ModelKey
+from catenary_services.errors import Unavailable
+from catenary_services.models.model_repository import ModelRepository
+from catenary_services.models.source_record import SOURCE_FORMAT, SourceFileRecord, SourceRecord
+from catenaryd.sources.choosing import ChosenFiles, ModelForm, choose
+from catenaryd.sources.downloads import Download, sweep
+from catenaryd.sources.graph_models import USUAL_SLO_NS, import_graph
+from catenaryd.sources.hub import list_hub
+from catenaryd.sources.listing import ListedFile, SourceListing, list_folder, revision_of
+from catenaryd.sources.room import announcement, check_room, expected, writable
+from catenaryd.sources.source_names import ModelSource, SourceKind
+from catenaryd.sources.steps import ImportPhase, ImportStep, Tell
+from catenaryd.sources.versions import BringOptions, key_of, known_offline
+
+_TRY_S = 1.0
+_TRY_BYTES = 8 << 20
+_TOLD_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtModel:
+    """A model that is in the repository, or would be."""
+
+    key: ModelKey
+    total_bytes: int
+    """Size of its files in the source; 0 if nobody was asked for it."""
+    known: bool
+
+
+def bring(
+    repository: ModelRepository, source: ModelSource, options: BringOptions, tell: Tell
+) -> BroughtModel:
+    """Brings a model into the repository, unless the same revision of the source is there.
+
+    Raises:
+        CatenaryError: It cannot be brought in; the message names the source or the field.
+    """
+    if (here := known_offline(repository, source, options)) is not None:
+        return _there(here, 0, tell)
+    listing = _listed(source, options)
+    source = listing.source
+    folder, wanted = Path(source.place), source.file
+    if source.kind is SourceKind.FILE and folder.is_file():
+        folder, wanted = folder.parent, folder.name
+    chosen = choose(listing.files, wanted, source.text)
+    if not listing.revision:
+        listing = replace(listing, revision=revision_of(chosen.files))
+    key, is_there = key_of(repository, listing, options)
+    if is_there:
+        return _there(key, chosen.total_bytes, tell)
+    work = ModelImport(repository, listing, chosen, key, options, tell)
+    with writable(repository):
+        if listing.transport is None:
+            work.take(folder)
+        else:
+            work.fetch_and_take()
+    return BroughtModel(key, chosen.total_bytes, known=False)
+
+
+def _listed(source: ModelSource, options: BringOptions) -> SourceListing:
+    if source.kind is SourceKind.FILE:
+        return list_folder(source)
+    if source.kind is SourceKind.HUB:
+        return list_hub(source, options.hub)
+    from catenaryd.sources.file_systems import list_file_system
+
+    return list_file_system(source)
+
+
+def _there(key: ModelKey, size: int, tell: Tell) -> BroughtModel:
+    text = f"{key} is in the repository already"
+    tell(ImportStep(ImportPhase.LISTED, text, model=key.name, version=key.version))
+    return BroughtModel(key, size, known=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelImport:
+    """The import of chosen files of a source as one version."""
+
+    repository: ModelRepository
+    listing: SourceListing
+    chosen: ChosenFiles
+    key: ModelKey
+    options: BringOptions
+    tell: Tell
+
+    def take(self, folder: Path) -> None:
+        """Imports files that lie in a folder of this machine."""
+        self._check_room(0)
+        self._announce("")
+        if not self.options.dry_run:
+            self._make(folder, {})
+
+    def fetch_and_take(self) -> None:
+        """Fetches the files, what is left of them, and imports them."""
+        files = self.chosen.files
+        sweep(self.repository.root, time.time())
+        with Download(self.repository.root, self.listing).held() as download:
+            self._check_room(download.missing_bytes(files))
+            largest = max(files, key=lambda each: each.size)
+            rate = download.try_rate(largest, _TRY_S, _TRY_BYTES)
+            self._announce(expected(download.missing_bytes(files), rate))
+            if not self.options.dry_run:
+                self._make(download.files, self._fetch(download))
+                download.drop()
+
+    def _check_room(self, missing: int) -> None:
+        check_room(self.repository, missing, self.chosen, self.options.target)
+
+    def _announce(self, to_come: str) -> None:
+        text = announcement(self.listing, self.chosen, self.key, to_come)
+        self._step(ImportPhase.LISTED, text)
+
+    def _step(self, phase: ImportPhase, text: str) -> None:
+        key, total = self.key, self.chosen.total_bytes
+        self.tell(ImportStep(phase, text, "", 0, total, key.name, key.version))
+
+    def _fetch(self, download: Download) -> dict[str, SourceFileRecord]:
+        total = self.chosen.total_bytes
+        done = total - download.missing_bytes(self.chosen.files)
+        told_s = 0.0
+
+        def came(file: ListedFile, count: int) -> None:
+            nonlocal done, told_s
+            done = min(total, done + count)
+            now_s = time.monotonic()
+            if now_s - told_s >= _TOLD_S or done == total:
+                told_s = now_s
+                self.tell(ImportStep(ImportPhase.FETCHING, "", file.path, done, total))
+
+        # The small files first: a token that is no good, or a model that cannot be served, is
+        # found before the large ones.
+        records = {}
+        for file in sorted(self.chosen.files, key=lambda each: each.size):
+            records[file.path] = download.bring(file, came)
+            if file.path == "config.json":
+                check_config(download.files, self._decoder_options())
+        return records
+
+    def _make(self, folder: Path, files: dict[str, SourceFileRecord]) -> None:
+        """Makes the version in a hidden folder, and shows it when it is whole."""
+        root, key, chosen = self.repository.root, self.key, self.chosen
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".importing-", dir=root) as scratch:
+            made = ModelRepository(Path(scratch))
+            made.root.chmod(0o755)  # the jail's user, if it has one of its own, reads in there
+            if chosen.form in (ModelForm.SAFETENSORS, ModelForm.GGUF):
+                place = folder / chosen.main if chosen.form is ModelForm.GGUF else folder
+                import_decoder(
+                    made,
+                    place,
+                    key,
+                    self._decoder_options(),
+                    lambda text: self._step(ImportPhase.IMPORTING, text),
+                )
+            else:
+                self._step(ImportPhase.IMPORTING, "cutting it into blocks")
+                import_graph(made, folder, chosen, key, self.options.slo_ns or USUAL_SLO_NS)
+            listed = self.listing
+            asked = listed.source.revision
+            made.write_source(
+                key, SourceRecord(SOURCE_FORMAT, listed.source.text, listed.revision, asked, files)
+            )
+            target = self.repository.folder(key)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.exists():
+                raise Unavailable(f"{key} was imported by somebody else meanwhile")
+            made.folder(key).rename(target)
+
+    def _decoder_options(self) -> ImportOptions:
+        chosen = self.options
+        plain = ImportOptions(
+            precision=chosen.precision,
+            target=chosen.target,
+            copies=chosen.copies,
+            session_tokens=chosen.session_tokens,
+        )
+        return replace(plain, slo_ns=chosen.slo_ns) if chosen.slo_ns else plain

@@ -1,0 +1,101 @@
+"""Name and version that a model from elsewhere gets, and whether it is there already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from catenary_services.domain.ids import ModelKey, Nanoseconds
+from catenary_services.errors import InvalidInput
+from catenary_services.models.model_repository import ModelRepository
+from catenaryd.sources.hub import HubAccess
+from catenaryd.sources.listing import SourceListing
+from catenaryd.sources.source_names import ModelSource, SourceKind
+
+
+@dataclass(frozen=True, slots=True)
+class BringOptions:
+    """How a model is brought in, and how it is to be served."""
+
+    name: str = ""
+    """Empty: the last part of the source."""
+    version: str = ""
+    """Empty: 1, or the next number if another revision of the same source has that."""
+    precision: str = "fp32"
+    target: str = "both"
+    copies: bool = False
+    session_tokens: int = 2048
+    slo_ns: Nanoseconds = 0
+    """0: what is usual for a model of its form."""
+    hub: HubAccess = field(default_factory=HubAccess)
+    takes_unrecorded: bool = False
+    """True if a version that has the name, and no record of its source, counts as this model."""
+    dry_run: bool = False
+    """List only: say what would be fetched."""
+
+
+def known_offline(
+    repository: ModelRepository, source: ModelSource, options: BringOptions
+) -> ModelKey | None:
+    """Returns a version that came from a hub which must not be asked; None if there is none."""
+    if source.kind is not SourceKind.HUB:
+        return None
+    from huggingface_hub import constants
+
+    if not constants.is_offline_mode():
+        return None
+    for key in reversed(repository.list()):
+        record = repository.source(key)
+        if record is None or record.source != source.text:
+            continue
+        revisions = (record.revision, record.asked)
+        is_named = options.name in ("", key.name) and options.version in ("", key.version)
+        if is_named and (not source.revision or source.revision in revisions):
+            return key
+    return None
+
+
+def key_of(
+    repository: ModelRepository, listing: SourceListing, options: BringOptions
+) -> tuple[ModelKey, bool]:
+    """Returns name and version for what was listed, and whether just that is there already.
+
+    Raises:
+        InvalidInput: The name or the version is taken by something else, or there is none.
+    """
+    source = listing.source
+    name = options.name or source.model_name
+    if not name:
+        raise InvalidInput("name", f"cannot be made of {source.text}: give one")
+    repository.folder(ModelKey(name, options.version or "1"))  # raises for a bad name
+    versions = [key for key in repository.list() if key.name == name]
+    for key in versions:
+        if options.version not in ("", key.version):
+            continue
+        record = repository.source(key)
+        if record is None and options.takes_unrecorded:
+            return key, True
+        if record is None or record.source != source.text:
+            came = (
+                f"came from {record.source}" if record is not None else "has no record of a source"
+            )
+            raise InvalidInput("name", f"{key} is taken: it {came}; choose another name")
+        if record.revision == listing.revision:
+            _check_same(repository, key, options)
+            return key, True
+        if options.version:
+            raise InvalidInput("version", f"{key} is another revision of {source.text}")
+    if options.version:
+        return ModelKey(name, options.version), False
+    numbers = [int(key.version) for key in versions if key.version.isdecimal()]
+    return ModelKey(name, str(max(numbers, default=0) + 1)), False
+
+
+def _check_same(repository: ModelRepository, key: ModelKey, options: BringOptions) -> None:
+    manifest = repository.manifest(key)
+    if manifest.platform != "decoder":
+        return
+    wanted = BringOptions()
+    for what in ("precision", "target"):
+        chosen, has = getattr(options, what), getattr(manifest, what)
+        if chosen not in (getattr(wanted, what), has):
+            raise InvalidInput(what, f"{key} is there with {has}: choose another name for {chosen}")
