@@ -137,6 +137,9 @@ def _told(source: ModelSource, what: str) -> Iterator[None]:
     except CatenaryError:
         raise
     except FileNotFoundError as error:
+        if isinstance(error.__cause__, OSError):  # of a web server that does not answer, too
+            said = " ".join(str(error.__cause__).split())[:200]
+            raise Unavailable(f"{source.text}: {what} did not come: {said}") from error
         raise InvalidInput("source", f"{what} does not exist") from error
     except PermissionError as error:
         raise PermissionDenied(

@@ -75,9 +75,7 @@ def key_of(
         if record is None and options.takes_unrecorded:
             return key, True
         if record is None or record.source != source.text:
-            came = (
-                f"came from {record.source}" if record is not None else "has no record of a source"
-            )
+            came = f"came from {record.source}" if record is not None else "was put there by hand"
             raise InvalidInput("name", f"{key} is taken: it {came}; choose another name")
         if record.revision == listing.revision:
             _check_same(repository, key, options)

@@ -281,7 +281,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
     def ImportModel(self, request, context):
         self.server.orders.append(request)
         self.server.saw(context)
-        listed = admin_pb2.ImportProgress(phase="listed", text="2 files, 0.9 MB", total_bytes=900_000)
+        listed = admin_pb2.ImportProgress(
+            phase="listed", text="2 files, 0.9 MB", total_bytes=900_000
+        )
         yield listed
         if "broken" in request.source:
             error = ContentMismatch("hf:org/broken: model.safetensors is not what its source says")

@@ -150,6 +150,29 @@ async def test_operating_the_cluster(server, connect):
     assert (server.orders[-1].slo_ns, server.orders[-1].partitions) == (200_000_000, 3)
     assert await client.drain("agent-0") is True
     assert await client.drain("agent-9") is False
+    await client.undrain("agent-9")
+    assert server.orders[-1].agent_id == "agent-9"
+    assert await client.undeploy("net", version="2") == "2"
+
+
+async def test_a_model_is_pulled_and_its_steps_are_told(server, connect):
+    client, steps = connect.to(server), []
+    brought = await client.pull("hf:org/tiny", watch=steps.append)
+    assert (brought.phase, brought.model, brought.version) == ("done", "tiny", "3")
+    assert [each.phase for each in steps] == [
+        "listed",
+        "fetching",
+        "fetching",
+        "importing",
+        "done",
+    ]
+    assert (steps[2].done_bytes, steps[2].total_bytes) == (900_000, 900_000)
+    with pytest.raises(errors.ContentMismatchError, match="not what its source says"):
+        await client.pull(catenary.ImportOrder("hf:org/broken"))
+    with pytest.raises(errors.ProtocolError, match="without a result"):
+        await client.pull("hf:org/cut")
+    with pytest.raises(errors.InvalidInputError, match="slo_ms"):
+        await client.pull(catenary.ImportOrder("hf:org/tiny", slo_ms=-1))
 
 
 async def test_recent_requests_are_listed_newest_first(server, connect):

@@ -23,12 +23,15 @@ COMMANDS = [
     ["infer"],
     ["chat"],
     ["deploy"],
+    ["pull"],
+    ["undeploy"],
     ["plan"],
     ["plan", "show"],
     ["plan", "explain"],
     ["plan", "apply"],
     ["plan", "replan"],
     ["drain"],
+    ["undrain"],
     ["sessions"],
     ["move"],
     ["top"],
@@ -312,6 +315,75 @@ def test_deploy_and_drain(catenary, server):
     busy = catenary("drain", "agent-9")
     assert busy.exit_code == 1
     assert "agent-9" in busy.stderr
+
+
+def test_undeploy_and_undrain(catenary, server):
+    assert catenary("undeploy", "net").stdout == "net:1 is served no longer\n"
+    found = catenary("undeploy", "net:2", "--json")
+    assert json.loads(found.stdout) == {"model": "net", "version": "2", "undeployed": True}
+    assert [(each.model, each.version) for each in server.orders] == [("net", ""), ("net", "2")]
+    assert catenary("undrain", "agent-0").stdout == "agent-0 is used again\n"
+    found = catenary("undrain", "agent-0", "--json")
+    assert json.loads(found.stdout) == {"agent": "agent-0", "drained": False}
+
+
+def test_a_source_is_imported_and_then_deployed(catenary, server):
+    found = catenary(
+        "deploy",
+        "hf:org/tiny@v1",
+        "--slo-ms",
+        "200",
+        "--run-on",
+        "gpu",
+        "--hub-token",
+        "hf_mine",
+        "--json",
+    )
+    assert json.loads(found.stdout) == {"plan_id": "plan-5"}
+    asked, deployed = server.orders
+    assert (asked.source, asked.target, asked.hub_token) == ("hf:org/tiny@v1", "gpu", "hf_mine")
+    assert (deployed.model, deployed.version, deployed.slo_ns) == ("tiny", "3", 200_000_000)
+    said = found.stderr.splitlines()
+    assert said[0] == "2 files, 0.9 MB"
+    assert said[-1] == "checking the weights"
+    assert "model.safetensors: 0.9 of 0.9 MB fetched (100%)" in said
+
+
+def test_a_name_with_a_version_is_deployed_without_an_import(catenary, server):
+    assert catenary("deploy", "net:2").exit_code == 0
+    (deployed,) = server.orders
+    assert (deployed.model, deployed.version) == ("net", "2")
+    refused = catenary("deploy", "net", "--precision", "int8")
+    assert refused.exit_code == 2
+    assert "--precision is for a source" in refused.stderr
+
+
+def test_a_path_is_sent_with_what_identifies_it(catenary, server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.onnx").write_bytes(b"graph")
+    assert catenary("pull", "net.onnx", "--name", "mine").stdout == "mine:3\n"
+    (asked,) = server.orders
+    status = (tmp_path / "net.onnx").stat()
+    assert asked.source == str(tmp_path / "net.onnx")
+    assert asked.path_identity.number == status.st_ino
+    assert asked.path_identity.changed_ns == status.st_mtime_ns
+    absent = catenary("pull", "./no-such-file")
+    assert absent.exit_code == 2
+    assert len(absent.stderr.splitlines()) == 1
+    assert "no-such-file cannot be read here" in absent.stderr
+
+
+def test_what_goes_wrong_with_an_import_is_one_sentence(catenary):
+    for source, text in (
+        ("hf:org/broken", "model.safetensors is not what its source says"),
+        ("hf:org/cut", "ended the import without a result"),
+    ):
+        found = catenary("pull", source)
+        assert found.exit_code == 1
+        assert text in found.stderr.splitlines()[-1]
+    by_name = catenary("pull", "net")
+    assert by_name.exit_code == 2
+    assert "'net' is a name of the repository" in by_name.stderr
 
 
 def test_sessions_are_listed_and_moved(catenary, server):

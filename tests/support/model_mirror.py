@@ -54,7 +54,9 @@ class ModelMirror:
 
     def add(self, repository: str, files: Mapping[str, bytes], branch: str = "main") -> str:
         """Adds a commit to a branch of a repository and returns it."""
-        text = json.dumps({name: hashlib.sha1(content).hexdigest() for name, content in files.items()})
+        text = json.dumps(
+            {name: hashlib.sha1(content).hexdigest() for name, content in files.items()}
+        )
         commit = hashlib.sha1(f"{repository}{branch}{text}".encode()).hexdigest()
         self.commits.setdefault(repository, {})[commit] = dict(files)
         self.branches.setdefault(repository, {})[branch] = commit
@@ -96,7 +98,7 @@ class _MirrorHandler(BaseHTTPRequestHandler):
     served: ClassVar[ModelMirror]
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *_: object) -> None:
         pass
 
     def do_HEAD(self) -> None:

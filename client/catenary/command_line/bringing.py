@@ -12,8 +12,8 @@ from catenary.command_line.kit import CommandOptions, command, fail, print_json
 from catenary.rpc.importing import ImportOrder, ImportProgress, is_source
 
 _SOURCE_HELP = (
-    "hf:organisation/name[/file][@revision], s3://, gs://, http(s):// or file:// URL, or a file or "
-    "folder"
+    "hf:ORGANISATION/NAME (with /FILE and @REVISION), an s3://, gs://, http(s):// or file:// URL, "
+    "or a file or folder"
 )
 _NAME = Annotated[
     str, typer.Option("--name", help="Name it gets; the last part of the source if left out.")

@@ -145,7 +145,7 @@ async def undeploy_model(
     if fixed is not None and any(model.model == key for model in fixed.models):
         raise InvalidInput(
             "model",
-            f"{key} is in the plan that was applied by hand: apply one without it, or replan",
+            f"{key} is in the plan applied by hand: apply one without it, or replan",
         )
     deployments.withdraw(key, time.time())
     leader.note("model_undeployed", {"model": str(key)})

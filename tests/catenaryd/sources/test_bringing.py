@@ -94,12 +94,12 @@ def test_the_same_revision_is_not_fetched_twice_and_another_is_the_next_version(
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     mirror.add("org/tiny", {**files, "README.md": b"new"})
     assert there.bring("hf:org/tiny").key == ModelKey("tiny", "2")
-    with pytest.raises(InvalidInput, match="version: tiny:1 is another revision of hf:org/tiny"):
+    with pytest.raises(InvalidInput, match=r"version: tiny:1 is another revision of hf:org/tiny"):
         there.bring("hf:org/tiny", version="1")
     mirror.add("other/tiny", files)
-    with pytest.raises(InvalidInput, match="tiny:1 is taken: it came from hf:org/tiny"):
+    with pytest.raises(InvalidInput, match=r"tiny:1 is taken: it came from hf:org/tiny"):
         there.bring("hf:other/tiny")
-    with pytest.raises(InvalidInput, match="precision: tiny:2 is there with fp32"):
+    with pytest.raises(InvalidInput, match=r"precision: tiny:2 is there with fp32"):
         there.bring("hf:org/tiny", precision="int8")
 
 
@@ -115,7 +115,7 @@ def test_offline_a_model_of_the_repository_is_there_without_asking(
     asked = len(mirror.requests)
     for source in ("hf:org/tiny", "hf:org/tiny@main", f"hf:org/tiny@{commit}"):
         assert there.bring(source).known
-    with pytest.raises(CatenaryError, match="HF_HUB_OFFLINE"):
+    with pytest.raises(CatenaryError, match=r"HF_HUB_OFFLINE"):
         there.bring("hf:org/tiny@v9")
     assert len(mirror.requests) == asked
 
@@ -148,7 +148,7 @@ def test_without_room_nothing_is_fetched(
 ) -> None:
     mirror.add_folder("org/tiny", folder)
     monkeypatch.setattr(room, "FREE_BYTES", shutil.disk_usage(tmp_path).total)
-    with pytest.raises(PlanInfeasible, match="are needed below .*, and .* are free"):
+    with pytest.raises(PlanInfeasible, match=r"are needed below .*, and .* are free"):
         Importing(tmp_path / "models", mirror).bring("hf:org/tiny")
     assert not mirror.sent
 
@@ -172,7 +172,7 @@ def test_a_version_put_there_by_hand_is_not_taken_for_the_same(
     there = Importing(tmp_path / "models")
     there.bring(str(folder), name="tiny")
     (there.repository.folder(KEY) / "source.json").unlink()
-    with pytest.raises(InvalidInput, match="tiny:1 is taken: it was put there by hand"):
+    with pytest.raises(InvalidInput, match=r"tiny:1 is taken: it was put there by hand"):
         there.bring(str(folder), name="tiny")
     assert there.bring(str(folder), name="tiny", version="1", takes_unrecorded=True).known
 

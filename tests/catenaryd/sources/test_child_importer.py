@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -29,13 +28,14 @@ FILES = {"a.gguf": bytes(3_000_000)}
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", IMPORT_PATH)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    yield
 
 
-def order(mirror: ModelMirror, source: str = "hf:org/tiny", **more: str) -> admin_pb2.ImportModelRequest:
+def order(
+    mirror: ModelMirror, source: str = "hf:org/tiny", **more: str
+) -> admin_pb2.ImportModelRequest:
     return admin_pb2.ImportModelRequest(
         source=source, hub_endpoint=mirror.url, target="gpu", **more
     )
@@ -62,12 +62,12 @@ async def test_an_import_whose_caller_goes_away_ends_and_keeps_what_came(
             while mirror.sent["a.gguf"] < 100_000:
                 await asyncio.sleep(0.05)
         assert len(children()) == 1
-        with pytest.raises(Overloaded, match="hf:org/tiny is being imported"):
+        with pytest.raises(Overloaded, match=r"hf:org/tiny is being imported"):
             await anext(importer.bring(order(mirror)))
         seen.cancel()
         await asyncio.gather(seen, return_exceptions=True)
     assert children() == []
-    partial = [path for path in (tmp_path / "models" / DOWNLOADS_FOLDER).rglob("a.gguf")]
+    partial = list((tmp_path / "models" / DOWNLOADS_FOLDER).rglob("a.gguf"))
     assert [path.stat().st_size for path in partial] == [100_000]
     assert partial[0].parent.name == "partial"
 
@@ -77,13 +77,13 @@ async def test_the_error_of_a_child_is_raised_as_what_it_is(
 ) -> None:
     mirror.add("org/tiny", {"README.md": b""})
     importer = ChildImporter(tmp_path / "models", KINDS)
-    with pytest.raises(InvalidInput, match="source: hf:org/tiny has no config.json") as refused:
+    with pytest.raises(InvalidInput, match=r"source: hf:org/tiny has no config.json") as refused:
         [step async for step in importer.bring(order(mirror))]
     assert refused.value.details["field"] == "source"
     mirror.token = "hf_right"
-    with pytest.raises(PermissionDenied, match="needs a token"):
+    with pytest.raises(PermissionDenied, match=r"needs a token"):
         [step async for step in importer.bring(order(mirror))]
-    with pytest.raises(InvalidInput, match="no config.json"):
+    with pytest.raises(InvalidInput, match=r"no config.json"):
         [step async for step in importer.bring(order(mirror, hub_token="hf_right"))]
 
 
@@ -97,7 +97,7 @@ async def test_kinds_of_sources_that_are_not_allowed_are_refused(
     mirror: ModelMirror, tmp_path: Path
 ) -> None:
     importer = ChildImporter(tmp_path / "models", ("hf",))
-    with pytest.raises(PermissionDenied, match="'file' are not imported here.* are hf"):
+    with pytest.raises(PermissionDenied, match=r"'file' are not imported here.* are hf"):
         await anext(importer.bring(order(mirror, source=str(tmp_path))))
 
 
@@ -111,10 +111,12 @@ async def test_a_path_of_another_machine_is_refused_before_anything_is_started(
     elsewhere = admin_pb2.ImportModelRequest()
     elsewhere.CopyFrom(request)
     elsewhere.path_identity.number += 1
-    with pytest.raises(InvalidInput, match="net.onnx is of your machine, and the repository is on"):
+    with pytest.raises(
+        InvalidInput, match=r"net.onnx is of your machine, and the repository is on"
+    ):
         await anext(importer.bring(elsewhere))
     os.unlink(tmp_path / "net.onnx")
-    with pytest.raises(InvalidInput, match="is of your machine"):
+    with pytest.raises(InvalidInput, match=r"is of your machine"):
         await anext(importer.bring(request))
 
 
@@ -123,6 +125,8 @@ async def test_a_child_that_says_nothing_sensible_is_an_error_of_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     importer = ChildImporter(tmp_path / "models", KINDS)
-    with pytest.raises(Exception, match="the import of hf:org/tiny ended with exit code 1") as said:
+    with pytest.raises(
+        Exception, match=r"the import of hf:org/tiny ended with exit code 1"
+    ) as said:
         [step async for step in importer.bring(order(mirror))]
     assert "\n" not in str(said.value)

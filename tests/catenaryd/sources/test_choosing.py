@@ -45,9 +45,9 @@ def test_of_several_gguf_files_one_is_chosen_by_its_name() -> None:
     listed = ("README.md", "Tiny-Q8_0.gguf", "Tiny-Q4_K_M.gguf", "Tiny-F16.gguf")
     assert paths(*listed) == (ModelForm.GGUF, ["Tiny-Q4_K_M.gguf"])
     assert paths(*listed, wanted="Tiny-F16.gguf") == (ModelForm.GGUF, ["Tiny-F16.gguf"])
-    with pytest.raises(InvalidInput, match="several models, name one of a.gguf, b.gguf"):
+    with pytest.raises(InvalidInput, match=r"several models, name one of a.gguf, b.gguf"):
         paths("a.gguf", "b.gguf")
-    with pytest.raises(InvalidInput, match="join the parts first"):
+    with pytest.raises(InvalidInput, match=r"join the parts first"):
         paths("a-00001-of-00002.gguf", wanted="a-00001-of-00002.gguf")
 
 
@@ -64,14 +64,16 @@ def test_an_onnx_file_comes_with_the_files_of_its_weights() -> None:
 
 
 def test_a_source_without_a_model_is_refused_with_what_it_has() -> None:
-    with pytest.raises(InvalidInput, match=r"no config.json with safetensors.*has README.md, a.bin"):
+    with pytest.raises(
+        InvalidInput, match=r"no config.json with safetensors.*has README.md, a.bin"
+    ):
         paths("README.md", "a.bin")
-    with pytest.raises(InvalidInput, match="has no file 'b.onnx'; it has a.onnx"):
+    with pytest.raises(InvalidInput, match=r"has no file 'b.onnx'; it has a.onnx"):
         paths("a.onnx", wanted="b.onnx")
-    with pytest.raises(InvalidInput, match="ends with none of"):
+    with pytest.raises(InvalidInput, match=r"ends with none of"):
         paths("a.bin", wanted="a.bin")
 
 
 def test_names_that_lead_out_of_the_folder_are_not_there() -> None:
-    with pytest.raises(InvalidInput, match="it has nothing"):
+    with pytest.raises(InvalidInput, match=r"it has nothing"):
         paths("../model.onnx", "/model.onnx", "a/../model.onnx")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import pytest
@@ -29,9 +30,13 @@ class Bucket(MemoryFileSystem):
     """A bucket in memory, in place of one of S3."""
 
     protocol = ("s3",)
-    store: dict[str, object] = {}
-    reads: list[tuple[int, int]] = []
-    fails_at: int | None = None
+    store: ClassVar[dict[str, object]] = {}
+    reads: ClassVar[list[tuple[int, int]]] = []
+    fails_at: ClassVar[int | None] = None
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("s3://").strip("/")
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object):
         assert start is not None
@@ -50,7 +55,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     monkeypatch.setattr(Bucket, "fails_at", None)
     made = fsspec.filesystem("s3", skip_instance_cache=True)
     yield made
-    fsspec.registry._registry.pop("s3", None)
+    sys.modules["fsspec.registry"]._registry.pop("s3", None)  # fsspec.registry is what is in it
 
 
 def test_a_bucket_is_listed_and_its_model_is_fetched(bucket: Bucket, tmp_path: Path) -> None:
@@ -72,8 +77,9 @@ def test_a_bucket_that_breaks_off_is_taken_up_where_it_broke(
     found = list_file_system(source_of("s3://models/net/model.onnx"))
     assert found.source.file == "model.onnx"
     (file,) = (each for each in found.files if each.path == "model.onnx")
-    with Download(tmp_path, found).held() as download, pytest.raises(
-        Unavailable, match="model.onnx did not come: reset by peer"
+    with (
+        Download(tmp_path, found).held() as download,
+        pytest.raises(Unavailable, match=r"model.onnx did not come: reset by peer"),
     ):
         download.bring(file, lambda *_: None)
     monkeypatch.setattr(Bucket, "fails_at", None)
@@ -117,7 +123,7 @@ def web(tmp_path: Path) -> Iterator[str]:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *_: object) -> None:
         pass
 
 
@@ -135,6 +141,6 @@ def test_one_file_of_a_web_server_is_fetched_by_ranges(mirror: ModelMirror, tmp_
 def test_what_a_web_server_does_not_have_is_one_sentence(web: str) -> None:
     with pytest.raises(InvalidInput, match=r"none.onnx does not exist"):
         list_file_system(source_of(f"{web}/none.onnx"))
-    with pytest.raises(CatenaryError, match="did not come") as dead:
+    with pytest.raises(CatenaryError, match=r"did not come") as dead:
         list_file_system(source_of("http://127.0.0.1:9/net.onnx"))
     assert "\n" not in dead.value.message

@@ -98,7 +98,7 @@ def test_a_second_run_goes_on_where_the_first_was_given_up(
     def down(_: ListedFile, count: int) -> None:
         mirror.down.add("model.safetensors")
 
-    with Download(tmp_path, found).held() as download, pytest.raises(Unavailable, match="503"):
+    with Download(tmp_path, found).held() as download, pytest.raises(Unavailable, match=r"503"):
         download.bring(large, down)
     assert not list(download.files.rglob("*.safetensors"))  # no half is shown as a file
     assert download.missing_bytes((large,)) == len(WEIGHTS) - 1_200_000
@@ -156,7 +156,7 @@ def test_revisions_are_branches_tags_and_commits(mirror: ModelMirror, tmp_path: 
         new,
     ]
     assert fetched(tmp_path, listing(mirror, "v1"))["config.json"] == b"{}"
-    with pytest.raises(InvalidInput, match="hf:org/tiny has no revision 'v9'"):
+    with pytest.raises(InvalidInput, match=r"hf:org/tiny has no revision 'v9'"):
         listing(mirror, "v9")
 
 
@@ -168,7 +168,7 @@ def test_offline_a_repository_comes_from_the_cache_of_the_library_or_not_at_all(
     commit = mirror.add("org/tiny", FILES)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = len(mirror.requests)
-    with pytest.raises(Unavailable, match="hf:org/tiny is neither .* HF_HUB_OFFLINE"):
+    with pytest.raises(Unavailable, match=r"hf:org/tiny is neither .* HF_HUB_OFFLINE"):
         listing(mirror)
     assert len(mirror.requests) == asked
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -208,16 +208,16 @@ def _fill_cache(folder: Path, commit: str, files: dict[str, bytes]) -> None:
 def test_an_unknown_repository_and_a_dead_mirror_are_one_sentence_each(
     mirror: ModelMirror,
 ) -> None:
-    with pytest.raises(PermissionDenied, match="hf:org/tiny does not exist, or needs a token"):
+    with pytest.raises(PermissionDenied, match=r"hf:org/tiny does not exist, or needs a token"):
         listing(mirror)
-    with pytest.raises(Unavailable, match="the hub does not answer") as dead:
+    with pytest.raises(Unavailable, match=r"the hub does not answer") as dead:
         list_hub(source_of("hf:org/tiny"), HubAccess("http://127.0.0.1:9"))
     assert "\n" not in dead.value.message
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "host", "http://me:secret@host"])
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
-    with pytest.raises(CatenaryError, match="hub_endpoint: is no http:// or https:// address"):
+    with pytest.raises(CatenaryError, match=r"hub_endpoint: is no http:// or https:// address"):
         list_hub(source_of("hf:org/tiny"), HubAccess(endpoint))
 
 
@@ -228,7 +228,7 @@ def test_another_process_that_fetches_the_same_is_told_of(
     found = listing(mirror)
     with (
         Download(tmp_path, found).held(),
-        pytest.raises(Unavailable, match="hf:org/tiny is being fetched by another process"),
+        pytest.raises(Unavailable, match=r"hf:org/tiny is being fetched by another process"),
         Download(tmp_path, found).held(),
     ):
         pass
