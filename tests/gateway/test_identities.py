@@ -25,6 +25,7 @@ from catenary_services.security.tls import ClientSecurity
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.settings import TransportSettings
 from gateway_harness import GATEWAY, Stage, stage
+from shared_helpers.waiting import until
 from tests.support.certificates import Certificates
 
 VALUES = np.arange(4, dtype=np.float32)
@@ -180,3 +181,23 @@ async def test_the_operators_key_goes_with_what_is_forwarded(tmp_path: Path) -> 
                 oip.RepositoryModelLoadRequest(model_name="m"), metadata=metadata, timeout=5
             )
         assert running.scheduler.presented == [f"Bearer {key}"] * 2
+
+
+async def test_an_import_is_for_operators_and_ends_with_its_caller(tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys.json", "operator", ["admin"])
+    viewer = add_key(tmp_path / "keys.json", "viewer", ["view"])
+    async with (
+        stage(tmp_path, api_keys_file=tmp_path / "keys.json") as running,
+        grpc.aio.insecure_channel(running.admin) as channel,
+    ):
+        admin: Any = admin_pb2_grpc.AdminStub(channel)
+        request = admin_pb2.ImportModelRequest(source="hf:org/endless")
+        refused = admin.ImportModel(request, metadata=(("authorization", f"Bearer {viewer}"),))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await refused.read()
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        call = admin.ImportModel(request, metadata=(("authorization", f"Bearer {key}"),))
+        assert [(await call.read()).phase for _ in range(3)] == ["listed", "fetching", "fetching"]
+        call.cancel()
+        await until(lambda: "import ended" in running.scheduler.presented)
+        assert running.scheduler.presented == [f"Bearer {key}", "import ended"]

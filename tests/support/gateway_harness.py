@@ -221,6 +221,25 @@ class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
         self.presented.append(str(said.get("authorization", "")))
         return admin_pb2.DeployModelResponse(plan_id=f"with {request.model}:{request.version}")
 
+    async def UndeployModel(self, request, context):  # noqa: N802
+        return admin_pb2.UndeployModelResponse(plan_id=f"without {request.model}", version="1")
+
+    async def UndrainAgent(self, request, context):  # noqa: N802
+        self.presented.append(f"undrain {request.agent_id}")
+        return admin_pb2.UndrainAgentResponse()
+
+    async def ImportModel(self, request, context):  # noqa: N802
+        said = dict(context.invocation_metadata())
+        self.presented.append(str(said.get("authorization", "")))
+        try:
+            yield admin_pb2.ImportProgress(phase="listed", text=request.source)
+            while "endless" in request.source:
+                await asyncio.sleep(0.02)
+                yield admin_pb2.ImportProgress(phase="fetching")
+            yield admin_pb2.ImportProgress(phase="done", model="m", version="1")
+        finally:
+            self.presented.append("import ended")
+
 
 @dataclass
 class EchoAgent:

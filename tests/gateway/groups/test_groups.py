@@ -206,6 +206,15 @@ async def test_operators_see_all_groups_at_once_or_one_of_them(tmp_path: Path) -
         assert not one.groups
         deployed = await stub.DeployModel(admin_pb2.DeployModelRequest(model="m"))
         assert deployed.plan_id == "with m:"
+        undeployed = await stub.UndeployModel(admin_pb2.UndeployModelRequest(model="m"))
+        assert (undeployed.plan_id, undeployed.version) == ("without m", "1")
+        await stub.UndrainAgent(admin_pb2.UndrainAgentRequest(agent_id="of-1"))
+        assert "undrain of-1" not in stage.schedulers[0].presented
+        assert "undrain of-1" in stage.schedulers[1].presented
+        with pytest.raises(grpc.aio.AioRpcError, match=r"'of-9' is not connected"):
+            await stub.UndrainAgent(admin_pb2.UndrainAgentRequest(agent_id="of-9"))
+        imported = stub.ImportModel(admin_pb2.ImportModelRequest(source="hf:org/m"))
+        assert [step.phase async for step in imported] == ["listed", "done"]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.ApplyPlan(admin_pb2.ApplyPlanRequest(plan_json="{}"))
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
