@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 import msgspec
 
-from catenary.command_line.import_display import ImportDisplay
+from catenary.command_line.import_view import ImportView
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from catenary_services.errors import CatenaryError, NotSupported
 from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
@@ -23,10 +23,10 @@ from catenaryd.shared_options import MODEL_REPOSITORY
 from catenaryd.sources.hub import HubAccess
 from catenaryd.sources.source_names import source_of
 from catenaryd.sources.steps import ImportPhase, ImportStep
-from catenaryd.sources.versions import BringOptions
+from catenaryd.sources.versions import PullOptions
 
 if TYPE_CHECKING:
-    from catenaryd.sources.bringing import BroughtModel
+    from catenaryd.sources.bringing import PulledModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,7 +100,7 @@ def pull(source: str, steps: bool, as_json: bool, **options: Any) -> None:
     """
     if steps:
         _tell_steps(source, options)
-    with ImportDisplay() as display:
+    with ImportView() as display:
         brought = _bring(source, options, display.show)
     if as_json:
         repository = ModelRepository(options["model_repository"])
@@ -131,7 +131,7 @@ def import_model(source: str, as_json: bool, **options: Any) -> None:
 
     Example: catenaryd import-model Llama-3.1-8B-Instruct --name llama --target gpu
     """
-    with ImportDisplay() as display:
+    with ImportView() as display:
         brought = _bring(source, options, display.show, takes_unrecorded=True)
     if options["dry_run"]:
         return
@@ -144,11 +144,11 @@ def _bring(
     show: Callable[[ImportStep], None],
     *,
     takes_unrecorded: bool = False,
-) -> BroughtModel:
+) -> PulledModel:
     from catenaryd.sources.bringing import bring
 
     slo_ms = options["slo_ms"]
-    wanted = BringOptions(
+    wanted = PullOptions(
         name=options["name"],
         version=options["version"],
         precision=options["precision"],

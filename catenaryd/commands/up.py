@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from catenary.command_line.import_display import ImportDisplay
+from catenary.command_line.import_view import ImportView
 from catenary.rpc.importing import is_source
 from catenary_agent.device_check import check_device
 from catenary_agent.executors.device import Device
@@ -166,7 +166,7 @@ async def _prepared(
 async def _brought(cluster: LocalCluster, request: admin_pb2.ImportModelRequest) -> str:
     importer = ChildImporter(cluster.model_repository, [kind.value for kind in SourceKind])
     name = ""
-    with ImportDisplay() as display:
+    with ImportView() as display:
         async with contextlib.aclosing(importer.bring(request)) as steps:
             async for step in steps:
                 display.show(step)

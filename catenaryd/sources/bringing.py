@@ -1,4 +1,4 @@
-"""From a source to a version of the repository: listed, checked, fetched, imported in the jail.
+"""A model from elsewhere becomes a version: listed, checked, fetched, imported in the jail.
 
 What a repository shows is whole: files are fetched below `.downloads`, the version is made in a
 hidden folder, and a rename makes it visible.
@@ -25,7 +25,7 @@ from catenaryd.sources.listing import ListedFile, SourceListing, list_folder, re
 from catenaryd.sources.room import announcement, check_room, expected, writable
 from catenaryd.sources.source_names import ModelSource, SourceKind
 from catenaryd.sources.steps import ImportPhase, ImportStep, Tell
-from catenaryd.sources.versions import BringOptions, key_of, known_offline
+from catenaryd.sources.versions import PullOptions, key_of, known_offline
 
 _TRY_S = 1.0
 _TRY_BYTES = 8 << 20
@@ -33,7 +33,7 @@ _TOLD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class BroughtModel:
+class PulledModel:
     """A model that is in the repository, or would be."""
 
     key: ModelKey
@@ -43,8 +43,8 @@ class BroughtModel:
 
 
 def bring(
-    repository: ModelRepository, source: ModelSource, options: BringOptions, tell: Tell
-) -> BroughtModel:
+    repository: ModelRepository, source: ModelSource, options: PullOptions, tell: Tell
+) -> PulledModel:
     """Brings a model into the repository, unless the same revision of the source is there.
 
     Raises:
@@ -69,10 +69,10 @@ def bring(
             work.take(folder)
         else:
             work.fetch_and_take()
-    return BroughtModel(key, chosen.total_bytes, known=False)
+    return PulledModel(key, chosen.total_bytes, known=False)
 
 
-def _listed(source: ModelSource, options: BringOptions) -> SourceListing:
+def _listed(source: ModelSource, options: PullOptions) -> SourceListing:
     if source.kind is SourceKind.FILE:
         return list_folder(source)
     if source.kind is SourceKind.HUB:
@@ -82,10 +82,10 @@ def _listed(source: ModelSource, options: BringOptions) -> SourceListing:
     return list_file_system(source)
 
 
-def _there(key: ModelKey, size: int, tell: Tell) -> BroughtModel:
+def _there(key: ModelKey, size: int, tell: Tell) -> PulledModel:
     text = f"{key} is in the repository already"
     tell(ImportStep(ImportPhase.LISTED, text, model=key.name, version=key.version))
-    return BroughtModel(key, size, known=True)
+    return PulledModel(key, size, known=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class ModelImport:
     listing: SourceListing
     chosen: ChosenFiles
     key: ModelKey
-    options: BringOptions
+    options: PullOptions
     tell: Tell
 
     def take(self, folder: Path) -> None:

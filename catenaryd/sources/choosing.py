@@ -20,7 +20,7 @@ from catenary_services.errors import InvalidInput
 from catenaryd.sources.listing import ListedFile
 
 GGUF_ORDER = ("q4_k_m", "q4_k_s", "q4_0", "q8_0", "f16", "bf16", "f32")
-"""Of several GGUF files the first of these is taken, as its name ends."""
+"""The ends of names in the order in which one of several GGUF files is taken."""
 _TEXTS = (
     "config.json",
     "generation_config.json",

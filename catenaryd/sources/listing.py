@@ -1,4 +1,4 @@
-"""What a source has: its files with sizes and digests, before anything of it is fetched."""
+"""The files of a source with sizes and digests, before anything of it is fetched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ListedFile:
     git_sha1: str = ""
     """The digest that git names of a file it keeps itself; empty if there is none."""
     stamp: str = ""
-    """What changes when the file does: an ETag, or a time."""
+    """An ETag or a time, which changes when the file does."""
 
 
 class FileTransport(Protocol):

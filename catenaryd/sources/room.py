@@ -1,4 +1,4 @@
-"""What is said and checked before anything is fetched: sizes, expected time, free disk."""
+"""Sizes, expected time and free disk, which are told and checked before anything is fetched."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class ImportPhase(StrEnum):
-    """What an import is doing."""
+    """The phases of an import."""
 
     LISTED = "listed"
-    """It has said what it will fetch, and how long that may take."""
+    """The files are known, and how long fetching them may take."""
     FETCHING = "fetching"
     IMPORTING = "importing"
     DONE = "done"
@@ -32,12 +32,12 @@ class ImportStep(msgspec.Struct, frozen=True, omit_defaults=True):
 
     phase: ImportPhase
     text: _Text = ""
-    """For people; the error, if it failed."""
+    """A sentence for people; the error, if it failed."""
     file: _Text = ""
     """The file that is being fetched."""
     done_bytes: _Size = 0
     total_bytes: _Size = 0
-    """Of all files together."""
+    """Size of all files together."""
     model: _Text = ""
     """Name of the version, once it is known."""
     version: _Text = ""

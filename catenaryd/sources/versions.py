@@ -13,8 +13,8 @@ from catenaryd.sources.source_names import ModelSource, SourceKind
 
 
 @dataclass(frozen=True, slots=True)
-class BringOptions:
-    """How a model is brought in, and how it is to be served."""
+class PullOptions:
+    """The choices of how a model is brought in, and how it is to be served."""
 
     name: str = ""
     """Empty: the last part of the source."""
@@ -34,7 +34,7 @@ class BringOptions:
 
 
 def known_offline(
-    repository: ModelRepository, source: ModelSource, options: BringOptions
+    repository: ModelRepository, source: ModelSource, options: PullOptions
 ) -> ModelKey | None:
     """Returns a version that came from a hub which must not be asked; None if there is none."""
     if source.kind is not SourceKind.HUB:
@@ -55,7 +55,7 @@ def known_offline(
 
 
 def key_of(
-    repository: ModelRepository, listing: SourceListing, options: BringOptions
+    repository: ModelRepository, listing: SourceListing, options: PullOptions
 ) -> tuple[ModelKey, bool]:
     """Returns name and version for what was listed, and whether just that is there already.
 
@@ -88,11 +88,11 @@ def key_of(
     return ModelKey(name, str(max(numbers, default=0) + 1)), False
 
 
-def _check_same(repository: ModelRepository, key: ModelKey, options: BringOptions) -> None:
+def _check_same(repository: ModelRepository, key: ModelKey, options: PullOptions) -> None:
     manifest = repository.manifest(key)
     if manifest.platform != "decoder":
         return
-    wanted = BringOptions()
+    wanted = PullOptions()
     for what in ("precision", "target"):
         chosen, has = getattr(options, what), getattr(manifest, what)
         if chosen not in (getattr(wanted, what), has):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
-from model_mirror import model_mirror
+from shared_helpers.model_mirror import model_mirror
 from suite_rules.doc_examples import DocumentRun, documents, examples, simple_commands
 
 DOCUMENTS = documents()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from catenary.client import Client
-from catenary.command_line.import_display import ImportDisplay
+from catenary.command_line.import_view import ImportView
 from catenary.command_line.kit import CommandOptions, command, fail, print_json
 from catenary.rpc.importing import ImportOrder, ImportProgress, is_source
 
@@ -172,7 +172,7 @@ def print_plan_id(options: CommandOptions, plan_id: str) -> None:
 
 
 def _brought(client: Client, order: ImportOrder) -> ImportProgress:
-    with ImportDisplay() as display:
+    with ImportView() as display:
         return client.pull(order, watch=display.show)
 
 

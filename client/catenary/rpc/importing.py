@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(:[A-Za-z0-9][A-Za-z0-9._-]
 
 @dataclass(frozen=True, slots=True)
 class ImportProgress:
-    """How far the import of a model is.
+    """A step of the import of a model.
 
     Attributes:
         phase: "listed" (what will be fetched is known), "fetching", "importing" or "done".

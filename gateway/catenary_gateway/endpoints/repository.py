@@ -37,13 +37,13 @@ class Repository:
         await self._scheduler.call("DeployModel", request, timeout_s)
 
     def unload(self, name: str) -> None:
-        """Refuses to unload a model, which leaves by a plan without it, so that nothing is cut off.
+        """Refuses to unload a model, which is for the command `catenary undeploy`.
 
         Raises:
             NotSupported: Always.
         """
         raise NotSupported(
-            f"unloading {name!r} is not offered; apply a plan without the model instead"
+            f"unloading {name!r} is not offered by this protocol; `catenary undeploy` does it"
         )
 
 

@@ -119,7 +119,7 @@ class Deployments:
         """Reasons why existing profiles of models cannot be used."""
         self._wanted: dict[str, DeploymentSpec] = {}
         self._withdrawn: dict[str, float] = {}
-        """When models were undeployed, in seconds since 1970, by name and version."""
+        """Moments at which models were undeployed, in seconds since 1970, by name and version."""
         self._recording: dict[ModelKey, asyncio.Future[str]] = {}
         """Computations of digests that are still running."""
 

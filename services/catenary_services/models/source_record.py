@@ -25,7 +25,7 @@ class SourceFileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SourceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a version came from."""
+    """The source of a version, with what was downloaded of it."""
 
     format: int
     source: _Text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster_harness import environment
-from model_mirror import ModelMirror, model_mirror
+from shared_helpers.model_mirror import ModelMirror, model_mirror
 
 for _module in ("torch", "transformers"):
     pytest.importorskip(_module, reason="the extra [generation] is not installed")

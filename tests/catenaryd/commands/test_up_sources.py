@@ -10,7 +10,7 @@ import pytest
 from catenary_services.errors import InvalidInput, RequestCancelled
 from catenaryd.commands.up import _prepared
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
-from model_mirror import model_mirror
+from shared_helpers.model_mirror import model_mirror
 from source_roots import IMPORT_PATH
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from catenaryd.sources import hub
-from model_mirror import ModelMirror, model_mirror
+from shared_helpers.model_mirror import ModelMirror, model_mirror
 
 
 @pytest.fixture

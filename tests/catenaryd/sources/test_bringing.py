@@ -13,13 +13,13 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import CatenaryError, InvalidInput, PlanInfeasible
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.sources import room
-from catenaryd.sources.bringing import BroughtModel, bring
+from catenaryd.sources.bringing import PulledModel, bring
 from catenaryd.sources.downloads import DOWNLOADS_FOLDER, sweep
 from catenaryd.sources.hub import HubAccess
 from catenaryd.sources.source_names import source_of
 from catenaryd.sources.steps import ImportPhase, ImportStep
-from catenaryd.sources.versions import BringOptions
-from model_mirror import ModelMirror
+from catenaryd.sources.versions import PullOptions
+from shared_helpers.model_mirror import ModelMirror
 from tiny_language_models import worker_in_this_process
 
 for _module in ("torch", "transformers"):
@@ -45,8 +45,8 @@ class Importing:
         self.steps: list[ImportStep] = []
         self._hub = HubAccess(mirror.url if mirror is not None else "")
 
-    def bring(self, source: str, **options: object) -> BroughtModel:
-        wanted = BringOptions(**{"target": "gpu", "hub": self._hub, **options})  # type: ignore[arg-type]
+    def bring(self, source: str, **options: object) -> PulledModel:
+        wanted = PullOptions(**{"target": "gpu", "hub": self._hub, **options})  # type: ignore[arg-type]
         with worker_in_this_process():
             return bring(self.repository, source_of(source), wanted, self.steps.append)
 

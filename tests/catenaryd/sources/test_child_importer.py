@@ -20,7 +20,7 @@ from catenary_services.errors import (
 )
 from catenaryd.sources.child_importer import ChildImporter
 from catenaryd.sources.downloads import DOWNLOADS_FOLDER
-from model_mirror import ModelMirror
+from shared_helpers.model_mirror import ModelMirror
 from source_roots import IMPORT_PATH
 
 KINDS = ("hf", "file")

@@ -21,7 +21,7 @@ from catenaryd.sources.downloads import Download
 from catenaryd.sources.file_systems import list_file_system
 from catenaryd.sources.listing import revision_of
 from catenaryd.sources.source_names import source_of
-from model_mirror import ModelMirror
+from shared_helpers.model_mirror import ModelMirror
 
 CONTENT = bytes(range(256)) * 4096
 

@@ -19,7 +19,7 @@ from catenaryd.sources.downloads import DOWNLOADS_FOLDER, Download
 from catenaryd.sources.hub import HubAccess, list_hub
 from catenaryd.sources.listing import ListedFile, SourceListing
 from catenaryd.sources.source_names import source_of
-from model_mirror import ModelMirror
+from shared_helpers.model_mirror import ModelMirror
 
 WEIGHTS = random.Random(1).randbytes(3_000_000)
 FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS}

@@ -43,7 +43,7 @@ class DeploymentSpec(Struct, frozen=True):
     partitions: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     packing: PackingGoal | None = None
     undeployed_s: Annotated[float, Meta(ge=0, lt=1 << 40)] = 0.0
-    """When the model was undeployed, in seconds since 1970; 0 while it is deployed."""
+    """Moment at which the model was undeployed, in seconds since 1970; 0 while it is deployed."""
 
 
 # ---- plan ----

@@ -15,7 +15,7 @@ import catenary
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from cluster_harness import RunningCluster, environment, running_cluster
-from model_mirror import ModelMirror, model_mirror
+from shared_helpers.model_mirror import ModelMirror, model_mirror
 from tiny_language_models import greedy, write_folder
 
 for _module in ("torch", "transformers", "onnxruntime_genai"):

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 _LINE_S = 10.0
-"""Without a terminal, a line of transfer is written this often at most."""
+"""Seconds between two lines about a transfer, where there is no terminal."""
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(),
@@ -30,8 +30,8 @@ _COLUMNS = (
 )
 
 
-class ImportStepView(Protocol):
-    """What is shown of a step."""
+class ShownStep(Protocol):
+    """The part of a step that is shown."""
 
     @property
     def phase(self) -> str: ...
@@ -45,7 +45,7 @@ class ImportStepView(Protocol):
     def total_bytes(self) -> int: ...
 
 
-class ImportDisplay:
+class ImportView:
     """Shows the steps of one import; use it in a `with` statement."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ImportDisplay:
         self._said = ""
         self._said_s = 0.0
 
-    def __enter__(self) -> ImportDisplay:
+    def __enter__(self) -> ImportView:
         if sys.stderr.isatty():
             self._bar = Progress(*_COLUMNS, console=Console(stderr=True), transient=True)
             self._bar.start()
@@ -69,7 +69,7 @@ class ImportDisplay:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, step: ImportStepView) -> None:
+    def show(self, step: ShownStep) -> None:
         """Shows a step."""
         if step.phase == "fetching":
             self._transfer(step)
@@ -77,7 +77,7 @@ class ImportDisplay:
             self._said = step.text
             self._line(step.text)
 
-    def _transfer(self, step: ImportStepView) -> None:
+    def _transfer(self, step: ShownStep) -> None:
         if self._bar is not None:
             if self._task is None:
                 self._task = self._bar.add_task(step.file, total=step.total_bytes)
