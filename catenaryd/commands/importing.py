@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 import msgspec
 
-from catenary.command_line.import_view import ImportView
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
 from catenary_services.errors import CatenaryError, NotSupported
 from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
@@ -100,8 +99,7 @@ def pull(source: str, steps: bool, as_json: bool, **options: Any) -> None:
     """
     if steps:
         _tell_steps(source, options)
-    with ImportView() as display:
-        brought = _bring(source, options, display.show)
+    brought = _shown(source, options)
     if as_json:
         repository = ModelRepository(options["model_repository"])
         facts = {"model": brought.key.name, "version": brought.key.version, "known": brought.known}
@@ -131,11 +129,18 @@ def import_model(source: str, as_json: bool, **options: Any) -> None:
 
     Example: catenaryd import-model Llama-3.1-8B-Instruct --name llama --target gpu
     """
-    with ImportView() as display:
-        brought = _bring(source, options, display.show, takes_unrecorded=True)
+    brought = _shown(source, options, takes_unrecorded=True)
     if options["dry_run"]:
         return
     _print_sizes(ModelRepository(options["model_repository"]), brought.key, options, as_json)
+
+
+def _shown(source: str, options: dict[str, Any], *, takes_unrecorded: bool = False) -> PulledModel:
+    """Brings a model in and shows how far it is."""
+    from catenary.command_line.import_view import ImportView
+
+    with ImportView() as view:
+        return _bring(source, options, view.show, takes_unrecorded=takes_unrecorded)
 
 
 def _bring(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from catenary_services.content.record import machine
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
 from catenary_services.models.model_repository import ModelRepository
@@ -72,7 +73,7 @@ def test_a_source_that_is_none_is_one_sentence(
     )
     assert code == 1
     errors = capfd.readouterr().err.strip()
-    assert errors == f"source: {nowhere} is no GGUF file and no folder with a config.json"
+    assert errors == f"source: {nowhere} does not exist on {machine()}"
 
 
 def test_every_precision_of_smollm2_is_a_demo_model() -> None:
