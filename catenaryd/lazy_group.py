@@ -18,7 +18,7 @@ class LazyCommand(NamedTuple):
     """A command that is not imported yet."""
 
     place: str
-    """Its module, and its name there: "catenaryd.commands.up:up"."""
+    """The module, and the name in it, as entry points give them: "catenaryd.commands.up:up"."""
     short_help: str
     """The first sentence of its help, as lists of commands show it."""
 

@@ -35,7 +35,7 @@ def commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
             yield from commands(below, *path, name)
 
 
-def catenaryd(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def catenaryd(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "catenaryd", *arguments],
         capture_output=True,
@@ -139,7 +139,7 @@ def test_every_command_and_process_looks_for_models_in_the_same_folder() -> None
         for word in words:
             command = command.get_command(context, word)
         for option in command.params:
-            if option.name == "model_repository" and option.default is not None:
+            if option.name == "model_repository" and isinstance(option.default, Path):
                 assert option.default == USUAL_REPOSITORY, words
     assert ClusterOptions().data_dir / "models" == USUAL_REPOSITORY
 
