@@ -15,7 +15,7 @@ from catenary_services.log import configure_logging
 from catenaryd.commands.installing import InstallChoice, install_command, install_options
 from catenaryd.enrolment.join_line import JOIN_PORT
 from catenaryd.local.public_address import SCHEDULER_PORT
-from catenaryd.local.running import options_of, public_options, run_up
+from catenaryd.running import options_of, public_options, run_up
 
 
 @click.command()

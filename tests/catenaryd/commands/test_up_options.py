@@ -8,7 +8,7 @@ import pytest
 
 from catenary_services.errors import InvalidInput
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
-from catenaryd.local.running import ADMIN_PORT, METRICS_PORT, options_of
+from catenaryd.running import ADMIN_PORT, METRICS_PORT, options_of
 
 
 def _options(devices: tuple[str, ...] = ("cpu",), **flags: Any) -> ClusterOptions:
