@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from catenary_services.errors import InvalidInput
+from catenary_services.settings import USUAL_REPOSITORY
 
 MODEL_REPOSITORY = click.option(
     "--model-repository",
     type=click.Path(path_type=Path),
-    default=Path("models"),
+    default=USUAL_REPOSITORY,
     show_default=True,
     help="Folder with <model>/<version>/.",
 )
@@ -20,9 +20,8 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 
 
 def print_progress(text: str) -> None:
-    """Prints a step of long work to a terminal, and nothing in a pipe."""
-    if sys.stderr.isatty():
-        click.echo(f"{text} ..", err=True)
+    """Prints a step of long work on stderr."""
+    click.echo(f"{text} ..", err=True)
 
 
 def read_text(file: str) -> str:

@@ -1,4 +1,4 @@
-"""The command `catenaryd profile`: the time of each block of a model, measured or estimated."""
+"""The commands `catenaryd prepare`, which cuts a model, and `profile`, which times its blocks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,29 @@ def _numbers(_context: click.Context, parameter: click.Parameter, text: str) -> 
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list like 1,2,4", param=parameter) from None
+
+
+@click.command()
+@click.argument("model")
+@MODEL_REPOSITORY
+@click.option("--blocks", default=10, show_default=True, help="How many blocks to aim for.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> None:
+    """Cuts MODEL (name or name:version) into blocks and writes blocks.json beside it.
+
+    Example: catenaryd prepare efficientnet-lite0 --model-repository models --blocks 10
+    """
+    from catenaryd.demo.models import find_model, prepare_table
+
+    table = prepare_table(model_repository, find_model(model_repository, model), blocks)
+    if as_json:
+        click.echo(json.dumps(table))
+        return
+    for block in table["blocks"]:
+        click.echo(
+            f"block {block['index']:>3}  {block['compute_ms']:9.3f} ms"
+            f"  {block['output_bytes_per_row']:>12,} bytes out per row"
+        )
 
 
 @click.command()

@@ -3,181 +3,147 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import signal
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from catenary.command_line.import_view import ImportView
-from catenary.rpc.importing import is_source
-from catenary_agent.device_check import check_device
-from catenary_agent.executors.device import Device
-from catenary_protos.catenary.v1 import admin_pb2
-from catenary_services.errors import CatenaryError, InvalidInput, RequestCancelled
-from catenaryd.demo.models import ensure_model
+from catenary_services.domain.groups import MOST_GROUPS
+from catenary_services.domain.packing import PACKING_GOALS
+from catenary_services.log import configure_logging
+from catenaryd.commands.installing import InstallChoice, install_command, install_options
 from catenaryd.enrolment.join_line import JOIN_PORT
-from catenaryd.enrolment.join_service import JoinService
-from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, device_of
-from catenaryd.local.public_address import check_free, control_ports
-from catenaryd.machines.preflight import machine_name
-from catenaryd.sources.child_importer import ChildImporter
-from catenaryd.sources.source_names import SourceKind
-
-ADMIN_PORT = 8003
-"""Port at which the `catenary` command expects the Admin service by default."""
+from catenaryd.local.public_address import SCHEDULER_PORT
+from catenaryd.running import options_of, public_options, run_up
 
 
-def options_of(config_file: Path | None, **flags: Any) -> ClusterOptions:
-    """Returns the options of a cluster in the flags of the command line.
+@click.command()
+@click.option(
+    "--agents", type=int, help="How many agents to start.  [default: 3, or one per --device]"
+)
+@click.option(
+    "--max-agents",
+    default=0,
+    show_default=True,
+    help="Start up to so many as load grows, and stop those not needed; 0: always --agents.",
+)
+@click.option(
+    "--packing",
+    type=click.Choice(PACKING_GOALS),
+    default=None,
+    help="What running sessions of models that do not say are moved for: onto few chains, evenly, "
+    "or not at all. Usual: pack with --max-agents, else off.",
+)
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    default=("cpu",),
+    show_default=True,
+    help="cpu, cuda or emulated:CLASS; given several times: one agent for each.",
+)
+@click.option(
+    "--virtual-gpus",
+    default=1,
+    show_default=True,
+    help="So many agents share a device: --agents 4 --virtual-gpus 2 is two devices.",
+)
+@click.option(
+    "--schedulers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How many schedulers to start; those that lead no group stand by.",
+)
+@click.option(
+    "--groups",
+    type=click.IntRange(1, MOST_GROUPS),
+    default=1,
+    show_default=True,
+    help="Scheduler groups the agents are dealt out to, each led by one scheduler.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="Model to serve, by its name or its source (hf:ORGANISATION/NAME, a URL, a file or "
+    "folder: catenaryd pull); may be repeated.",
+)
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path, exists=True), help="Placement to use."
+)
+@click.option("--grpc-port", default=8001, show_default=True, help="0 takes a free one.")
+@click.option("--http-port", default=8000, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--admin-port",
+    type=int,
+    help="0 takes a free one.  [default: 8003, or a free one if --grpc-port is 0]",
+)
+@click.option(
+    "--metrics-port",
+    type=int,
+    help="Port of the gateway's /metrics.  [default: 8002, or a free one if --grpc-port is 0]",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=Path(".catenary"),
+    show_default=True,
+    help="Models, logs and Redis data.",
+)
+@click.option("--redis-url", help="Use this Redis instead of starting one.")
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Mutual TLS between the processes, with certificates made in the data directory.",
+)
+@click.option(
+    "--host",
+    help="Let other machines join (catenaryd join): the address they reach this one at, or 0.0.0.0 "
+    "or :: for all. Implies --tls; ports for clients stay on loopback.",
+)
+@click.option(
+    "--advertise",
+    help="Address that other machines are told.  [default: --host, or that of the default route]",
+)
+@click.option("--name", help="This machine's name among those that join.  [default: host name]")
+@click.option(
+    "--scheduler-port",
+    default=SCHEDULER_PORT,
+    show_default=True,
+    help="With --host: port of the first scheduler, which takes control streams 3 above; each "
+    "further one is 10 above.",
+)
+@click.option(
+    "--join-port",
+    default=JOIN_PORT,
+    show_default=True,
+    help="With --host: port that machines join at.",
+)
+@click.option(
+    "--authority",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of your own authority (catenaryd certs), instead of one in the data directory.",
+)
+@install_options
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON line.")
+@click.pass_obj
+def up(
+    config: Path | None, /, as_json: bool, join_port: int, install: InstallChoice, **flags: Any
+) -> None:
+    """Runs a whole cluster on this machine until Ctrl-C, restarting whatever dies.
 
-    Raises:
-        InvalidInput: The devices do not match the number of agents.
+    Prints one line once everything is ready. With --max-agents the cluster has as many agents as
+    the load of its models that generate text needs, --agents at least.
+
+    Example: catenaryd up --agents 3 --model efficientnet-lite0 --json
     """
-    devices: tuple[str, ...] = flags.pop("devices")
-    agents: int | None = flags.pop("agents")
-    admin_port: int | None = flags.pop("admin_port")
-    if admin_port is None:
-        admin_port = ADMIN_PORT if flags["grpc_port"] else 0
-    each: tuple[dict[str, Any], ...] = ()
-    if len(devices) > 1:
-        if agents not in (None, len(devices)) or flags["virtual_gpus"] > 1 or flags["max_agents"]:
-            raise InvalidInput(
-                "device", "given several times means one agent for each, and no more"
-            )
-        agents = len(devices)
-        each = tuple({"device": device_of(device, i)} for i, device in enumerate(devices))
-    return ClusterOptions(
-        config_file=config_file,
-        device=devices[0],
-        agents=3 if agents is None else agents,
-        admin_port=admin_port,
-        each_agent=each,
-        **flags,
-    )
-
-
-def public_options(
-    host: str | None,
-    advertise: str | None,
-    name: str | None,
-    scheduler_port: int,
-    authority: Path | None,
-    tls: bool,
-) -> dict[str, Any]:
-    """Returns the options of a cluster that are about other machines.
-
-    Raises:
-        InvalidInput: A flag needs another one.
-    """
-    if host is None and (advertise or name):
-        raise InvalidInput("host", "is needed with --advertise and --name: machines join there")
-    if host is None and authority is not None and not tls:
-        raise InvalidInput("authority", "is for --host or --tls")
-    return {
-        "host": host,
-        "advertise": advertise,
-        "machine": machine_name(name) if host is not None else "",
-        "scheduler_port": scheduler_port,
-        "authority": authority,
-        "tls": tls,
-    }
-
-
-async def run_up(options: ClusterOptions, *, as_json: bool, join_port: int = JOIN_PORT) -> int:
-    """Prepares the models, runs the cluster and drains it on a signal; returns the exit code."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-
-    def progress(line: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(line, err=True)
-
-    cluster = LocalCluster(options)
-    joins: JoinService | None = None
-    line = ""
-    try:
-        for device in cluster.devices():  # before the minutes that models may take
-            await asyncio.to_thread(check_device, Device.parse(device), 0)
-        if cluster.public is not None:
-            ports = [*cluster.scheduler_ports, *control_ports(cluster.scheduler_ports)]
-            check_free(cluster.public.bind, ports, "--scheduler-port")
-            joins = JoinService(cluster)
-            line = str(await joins.start(join_port))
-            progress(f"machines join with\n  catenaryd join '{line}'")
-        models = [await _prepared(cluster, model, stop, progress) for model in options.models]
-        cluster.options = replace(options, models=tuple(models))
-        starting = asyncio.create_task(cluster.start(progress))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            facts = starting.result()
-            if line:
-                facts["join"] = line
-            click.echo(json.dumps(facts) if as_json else _sentence(facts))
-            await stopping
-        else:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-        stopping.cancel()
-    except CatenaryError as error:
-        click.echo(error.message, err=True)
-        return 1
-    finally:
-        progress("draining")
-        if joins is not None:
-            await joins.close()
-        await cluster.stop()
-    return 0
-
-
-async def _prepared(
-    cluster: LocalCluster, model: str, stop: asyncio.Event, progress: Callable[[str], None]
-) -> str:
-    """Returns the name of a model that the repository has now; a source is imported into it.
-
-    Raises:
-        CatenaryError: It cannot be prepared, or a signal came meanwhile.
-    """
-    if not is_source(model):
-        progress(f"preparing {model}")
-        await asyncio.to_thread(ensure_model, cluster.model_repository, model)
-        return model
-    on_gpus = all(device.startswith("cuda") for device in cluster.devices())
-    request = admin_pb2.ImportModelRequest(source=model, target="gpu" if on_gpus else "both")
-    bringing = asyncio.create_task(_brought(cluster, request))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({bringing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not bringing.done():
-        bringing.cancel()
-        await asyncio.gather(bringing, return_exceptions=True)
-        raise RequestCancelled(f"{model}: stopped while it was imported; what was fetched is kept")
-    return bringing.result()
-
-
-async def _brought(cluster: LocalCluster, request: admin_pb2.ImportModelRequest) -> str:
-    importer = ChildImporter(cluster.model_repository, [kind.value for kind in SourceKind])
-    name = ""
-    with ImportView() as display:
-        async with contextlib.aclosing(importer.bring(request)) as steps:
-            async for step in steps:
-                display.show(step)
-                name = f"{step.model}:{step.version}"
-    return name
-
-
-def _sentence(facts: dict[str, object]) -> str:
-    line = facts.get("join")
-    join = f"\nother machines join within an hour by: catenaryd join '{line}'" if line else ""
-    return (
-        f"serving {facts['models']} on grpc {facts['grpc']} and {facts['http']}"
-        f" (metrics {facts['metrics']}, admin {facts['admin']}); Ctrl-C drains{join}"
-    )
+    names = ("host", "advertise", "name", "scheduler_port", "authority", "tls")
+    public = public_options(**{name: flags.pop(name) for name in names})
+    options = options_of(config, **flags, **public)
+    if install.wanted:
+        install_command("catenary-up", "Catenary: a cluster and its host", install)
+        return
+    configure_logging("up", "local", "warning", False)
+    sys.exit(asyncio.run(run_up(options, as_json=as_json, join_port=join_port)))

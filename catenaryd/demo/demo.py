@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError
+from catenary_services.log import configure_logging
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo import demo_chat
 from catenaryd.demo.demo_models import preprocess, sample_photographs, top_k
@@ -133,3 +135,20 @@ async def _classify(
     click.echo(f"\nwhere the time of {trace.request_id} went")
     click.echo(render_waterfall(trace, WATERFALL_WIDTH))
     return agreed
+
+
+@click.command()
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=Path(".catenary/demo"),
+    show_default=True,
+    help="Models, logs and Redis data.",
+)
+def demo(data_dir: Path) -> None:
+    """Serves photographs and a chat over three agents and shows where the time went.
+
+    Example: catenaryd demo
+    """
+    configure_logging("demo", "local", "error", False)
+    sys.exit(asyncio.run(run_demo(data_dir)))

@@ -29,7 +29,12 @@ from catenary_services.settings import load_settings
 from catenaryd.local.agent_scaling import AgentScaling, ended
 from catenaryd.local.group_readiness import what_groups_wait_for
 from catenaryd.local.local_certificates import LocalCertificates
-from catenaryd.local.public_address import SCHEDULER_PORT, AdvertisedAddress, scheduler_ports
+from catenaryd.local.public_address import (
+    SCHEDULER_PORT,
+    AdvertisedAddress,
+    check_free,
+    scheduler_ports,
+)
 from catenaryd.local.supervisor import ChildProcess
 from catenaryd.local.virtual_gpus import devices_for, share_settings
 from catenaryd.process_options import command_line_of
@@ -69,6 +74,8 @@ class ClusterOptions:
     http_port: int = 8000
     admin_port: int = 0
     """Port of the Admin service; 0 for any free one."""
+    metrics_port: int = 0
+    """Port of the gateway's metrics; 0 for any free one."""
     data_dir: Path = Path(".catenary")
     redis_url: str | None = None
     tls: bool = False
@@ -158,7 +165,7 @@ class LocalCluster:
             if self.public is None
             else scheduler_ports(options.scheduler_port, options.schedulers)
         )
-        self.metrics_port = free_port()
+        self.metrics_port = options.metrics_port or free_port()
         self.admin_port = options.admin_port or free_port()
         self.grpc_port = options.grpc_port or free_port()
         self.http_port = options.http_port or free_port()
@@ -436,6 +443,16 @@ class LocalCluster:
         for child in self.children.values():
             if child.restarts >= HOPELESS_RESTARTS:
                 raise Unavailable(f"{child.name} cannot start: {child.last_line()}")
+
+    def check_ports(self) -> None:
+        """Checks, before minutes of work, that the ports which somebody named can be listened on.
+
+        Raises:
+            Unavailable: One is in use.
+        """
+        for name in ("grpc_port", "http_port", "admin_port", "metrics_port"):
+            if port := getattr(self.options, name):
+                check_free("127.0.0.1", [port], f"--{name.replace('_', '-')}")
 
     def facts(self) -> dict[str, Any]:
         """Returns what `catenaryd up --json` prints."""

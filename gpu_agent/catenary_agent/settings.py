@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from catenary_agent.executors.device import MOST_VIRTUAL_GPUS
 from catenary_services.addresses import check_advertised
 from catenary_services.domain.groups import AUTO, MOST_GROUPS
-from catenary_services.settings import ModelFolderSettings
+from catenary_services.settings import USUAL_REPOSITORY, ModelFolderSettings
 
 
 class AgentSettings(ModelFolderSettings):
@@ -50,7 +50,7 @@ class AgentSettings(ModelFolderSettings):
         "agent_id, else by a checksum of it.",
     )
     model_repository: Path = Field(
-        Path("models"),
+        USUAL_REPOSITORY,
         description="Folder that holds models/<name>/<version>/. It may be empty or absent: what "
         "is to be loaded is fetched from peers that have it, and kept here.",
     )

@@ -18,7 +18,7 @@ from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, NANOSECOND
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.errors import InvalidInput
 from catenary_services.redis.redis_client import RedisAddress
-from catenary_services.settings import ProcessSettings
+from catenary_services.settings import USUAL_REPOSITORY, ProcessSettings
 
 
 class SchedulerSettings(ProcessSettings):
@@ -94,7 +94,7 @@ class SchedulerSettings(ProcessSettings):
         default=None, description="File with the password of the Sentinels, if they have one."
     )
     model_repository: Path = Field(
-        default=Path("models"), description="Folder of the model repository."
+        default=USUAL_REPOSITORY, description="Folder of the model repository."
     )
     models: list[str] = Field(
         default_factory=list, description='Models to serve, as "name" or "name:version".'

@@ -36,6 +36,8 @@ RENAMED = {
 the new one: ignored, it would leave a process with a default that nobody chose."""
 
 DEFAULT_CLUSTER = "main"
+USUAL_REPOSITORY = Path(".catenary/models")
+"""Folder of the model repository of whoever names none: that of `catenaryd up`."""
 _MASK = "***"
 _BRACKETED_ADDRESS = re.compile(r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%\w+)?\]:")
 """A list that begins with the IPv6 address of "[fd00::5]:8004" is no JSON."""

@@ -25,7 +25,6 @@ app = typer.Typer(
     epilog='Example: catenary infer efficientnet-lite0 --image cat.jpg --target "$HOST:8001"',
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 

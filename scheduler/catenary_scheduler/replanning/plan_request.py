@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import Hosted
+from catenary_scheduler.replanning.agent_choice import Unable
 from catenary_scheduler.replanning.changed_times import Factors
-from catenary_scheduler.replanning.plannable_agents import Unable
 from catenary_scheduler.replanning.provenance import PlanProvenance
 from catenary_scheduler.scaling import SessionLoad
 from catenary_services.domain.ids import AgentId, ModelKey

@@ -15,11 +15,11 @@ from catenary_scheduler.dispatch.events import Event, SessionRequested
 from catenary_scheduler.planning import DeployedModel, Placement
 from catenary_scheduler.planning.live import SessionShape
 from catenary_scheduler.planning.requirements import agents_of, without
+from catenary_scheduler.replanning.agent_choice import AgentChoice
 from catenary_scheduler.replanning.agent_stability import AgentStability, eligible, is_settled
 from catenary_scheduler.replanning.changed_times import ChangedTimes
 from catenary_scheduler.replanning.plan_builder import PlanBuilder
 from catenary_scheduler.replanning.plan_request import BuiltPlan, PlanRequest
-from catenary_scheduler.replanning.plannable_agents import PlannableAgents
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.scaling import LoadReplanning, SessionDemand, SessionLoad, objective_at
 from catenary_scheduler.storage.clock import now_ns
@@ -62,7 +62,7 @@ class Planner:
         availability: Availability | None = None,
     ) -> None:
         self._availability = availability or Availability()
-        self._plannable = PlannableAgents(self._availability)
+        self._choice = AgentChoice(self._availability)
         self._maker = maker
         self._demand = demand or SessionDemand()
         self._stability = stability
@@ -185,12 +185,12 @@ class Planner:
         there = eligible(
             registry,
             self._availability,
-            self._agents | self._plannable.left_out,
+            self._agents | self._choice.left_out,
             stability,
             started_s=self._started_s,
             now_s=now_s,
         )
-        agents = self._plannable.fit(there)
+        agents = self._choice.fit(there)
         if agents != self._agents or tuple(models) != self._models:
             if not is_settled(registry, self._agents, agents, stability, now_s):
                 return self._kept(registry)
@@ -202,7 +202,7 @@ class Planner:
             cause = self._difference(agents, tuple(models))
             self._agents, self._models = agents, tuple(models)
             self._plan(cause, registry, now_s)
-        elif cause := self._plannable.changed(self._placement, self._agents):
+        elif cause := self._choice.changed(self._placement, self._agents):
             self._plan(cause, registry, now_s)
         elif self._asked:
             self._plan(self._asked, registry, now_s)
@@ -281,10 +281,10 @@ class Planner:
             present=self._placement or Placement(()),
             provenance=self.provenance,
             chains_only=chains_only,
-            unable=self._plannable.unable(self._agents),
+            unable=self._choice.unable(self._agents),
             idle=self._idle,
         )
-        self._plannable.planned(wanted.unable)
+        self._choice.planned(wanted.unable)
         # Whatever becomes of this plan, another for the same links would be the same.
         self._links.planned(self._maker.link_factors(wanted.agents), _ns(now_s))
         if not wanted.agents or not wanted.models:
@@ -347,7 +347,7 @@ class Planner:
         self.planned_agents = self._agents
 
     def _ask_the_unfit(self) -> None:
-        if self._plannable.take_the_unfit():
+        if self._choice.take_the_unfit():
             self.ask("the other agents do not suffice")
 
     def _try_again(self, now_s: float) -> None:

@@ -53,7 +53,7 @@ def test_a_model_is_pulled_by_the_hubs_own_variables(tmp_path: Path) -> None:
         assert any(each.endswith("fetched (100%)") for each in told)
         offline = pull(mirror, tmp_path, source, "--json", HF_HUB_OFFLINE="1")
         assert json.loads(offline.stdout)["known"] is True
-    assert (tmp_path / "models" / "tiny" / "1" / "content.json").exists()
+    assert (tmp_path / ".catenary" / "models" / "tiny" / "1" / "content.json").exists()
     gone = pull(mirror, tmp_path, "hf:org/other")
     assert gone.returncode == 1
     (line,) = gone.stderr.splitlines()

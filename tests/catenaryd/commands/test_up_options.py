@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 
 from catenary_services.errors import InvalidInput
-from catenaryd.commands.up import ADMIN_PORT, options_of
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.running import ADMIN_PORT, METRICS_PORT, options_of
 
 
 def _options(devices: tuple[str, ...] = ("cpu",), **flags: Any) -> ClusterOptions:
-    usual = {"agents": None, "admin_port": None, "grpc_port": 8001, "virtual_gpus": 1}
+    usual = {
+        "agents": None,
+        "admin_port": None,
+        "metrics_port": None,
+        "grpc_port": 8001,
+        "virtual_gpus": 1,
+    }
     return options_of(None, devices=devices, **{**usual, "max_agents": 0, **flags})
 
 
@@ -32,6 +38,13 @@ def test_several_devices_are_one_agent_each() -> None:
 def test_several_devices_go_with_no_other_number_of_agents(flags: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="device"):
         _options(("emulated:L4", "emulated:P4"), **flags)
+
+
+def test_metrics_are_at_the_documented_port_unless_ports_are_free_ones() -> None:
+    assert LocalCluster(_options()).metrics_port == METRICS_PORT
+    assert _options(metrics_port=9000).metrics_port == 9000
+    assert _options(grpc_port=0).metrics_port == 0
+    assert LocalCluster(_options(grpc_port=0)).metrics_port not in (0, METRICS_PORT)
 
 
 def test_the_admin_port_is_where_the_client_looks_unless_ports_are_free_ones() -> None:

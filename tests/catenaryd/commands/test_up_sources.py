@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from catenary_services.errors import InvalidInput, RequestCancelled
-from catenaryd.commands.up import _prepared
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.running import prepared
 from shared_helpers.model_mirror import model_mirror
 from source_roots import IMPORT_PATH
 
@@ -30,7 +30,7 @@ async def test_a_signal_ends_an_import_that_is_under_way(
         mirror.add("org/tiny", {"a.gguf": bytes(3_000_000)})
         mirror.breaks["a.gguf"] = [100_000]
         mirror.stalls.add("a.gguf")
-        preparing = asyncio.create_task(_prepared(cluster, "hf:org/tiny", stop, print))
+        preparing = asyncio.create_task(prepared(cluster, "hf:org/tiny", stop, print))
         async with asyncio.timeout(120):
             while mirror.sent["a.gguf"] < 100_000:
                 await asyncio.sleep(0.05)
@@ -43,5 +43,5 @@ async def test_a_source_that_is_none_is_refused_before_anything_starts(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match=r"source: .*/none does not exist"):
-        await _prepared(cluster, str(tmp_path / "none"), asyncio.Event(), print)
+        await prepared(cluster, str(tmp_path / "none"), asyncio.Event(), print)
     assert not cluster.children

@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from joining_machines.watching import (
     here,
     hosting,
     is_fetched,
+    listed,
     models_at,
     until,
 )
@@ -116,6 +118,7 @@ def test_machines_as_the_page_says(
         else:
             if text == "catenary machines":
                 _are_served(first, began)
+                _links_are_known(first)
             said = _said(machine, command, text)
             line = line_in(said) if "token create" in text else line
             _holds(text, said, third)
@@ -164,11 +167,31 @@ def _said(machine: TestMachine, command: PageCommand, text: str) -> str:
 def _is_as_shaped(name: str, said: str) -> None:
     found = _MEASURED.search(said)
     assert found, said
-    delay_s, bytes_per_s = LINKS[name]
-    figures.report("three machines", f"link of {name}, round trip", float(found[1]), "ms")
-    figures.report("three machines", f"link of {name}, rate", float(found[2]), "MB/s")
-    assert float(found[1]) >= 2e3 * delay_s
-    assert float(found[2]) <= SLACK * bytes_per_s / 1e6
+    _is_link(f"of {name} as it joins", name, float(found[1]), float(found[2]))
+
+
+def _links_are_known(first: TestMachine) -> None:
+    """Agents have measured the link of every two machines, in both directions."""
+    pairs = set(permutations(NAMES, 2))
+
+    def links() -> dict[tuple[str, str], dict[str, Any]]:
+        found = [link for machine in listed(first) for link in machine["links"]]
+        return {(link["source_server_id"], link["target_server_id"]): link for link in found}
+
+    until(first, lambda: set(links()) == pairs, "all links between the machines are measured")
+    for (source, target), link in links().items():
+        later = max(source, target, key=NAMES.index)
+        round_trip_ms, megabytes_per_s = link["round_trip_ns"] / 1e6, link["bytes_per_second"] / 1e6
+        _is_link(f"from {source} to {target}", later, round_trip_ms, megabytes_per_s)
+
+
+def _is_link(which: str, shaped: str, round_trip_ms: float, megabytes_per_s: float) -> None:
+    """A link is measured to be no better than it was shaped when the later machine came."""
+    delay_s, bytes_per_s = LINKS[shaped]
+    figures.report("three machines", f"link {which}, round trip", round_trip_ms, "ms")
+    figures.report("three machines", f"link {which}, rate", megabytes_per_s, "MB/s")
+    assert round_trip_ms >= 2e3 * delay_s
+    assert 0.0 < megabytes_per_s <= SLACK * bytes_per_s / 1e6
 
 
 def _holds(command: str, said: str, third: TestMachine) -> None:

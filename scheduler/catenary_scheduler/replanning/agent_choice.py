@@ -13,8 +13,8 @@ Unable = Mapping[ModelKey, frozenset[AgentId]]
 """Agents that could not load a part of a model, by model."""
 
 
-class PlannableAgents:
-    """Agents that are fit to be planned on, and those to plan a model around.
+class AgentChoice:
+    """The choice of agents that are fit to be planned on, and of those to plan a model around.
 
     Attributes:
         left_out: The agents that the last choice left out because they are broken, in quarantine or
