@@ -18,6 +18,7 @@ import msgspec
 
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.content.record import machine
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import (
     CatenaryError,
     InternalError,
@@ -28,6 +29,7 @@ from catenary_services.errors import (
     error_of_reason,
 )
 from catenary_services.log import get_logger
+from catenary_services.models.model_repository import PRECISIONS, TARGETS
 from catenaryd.process_options import command_line_of
 from catenaryd.sources.source_names import FIELD, SourceKind, source_of
 from catenaryd.sources.steps import LARGEST_LINE_BYTES, ImportPhase, ImportStep
@@ -59,6 +61,7 @@ class ChildImporter:
             CatenaryError: It failed, or another one runs.
         """
         source = source_of(request.source, request.file)
+        _check_options(request)
         if source.kind not in self._kinds:
             raise PermissionDenied(
                 f"sources of the kind {source.kind.value!r} are not imported here: the scheduler's"
@@ -131,6 +134,22 @@ class ChildImporter:
         }
         flags = ["--dry-run"] if request.dry_run else []
         return ["--steps", *flags, *command_line_of(options), "--", request.source]
+
+
+def _check_options(request: admin_pb2.ImportModelRequest) -> None:
+    """Checks what the child's command line would refuse in other words.
+
+    Raises:
+        InvalidInput: An option is out of range; the error names it.
+    """
+    for name, known in (("precision", PRECISIONS), ("target", TARGETS)):
+        value = getattr(request, name)
+        if value and value not in known:
+            raise InvalidInput(name, f"{value!r} is none of {', '.join(known)}")
+    if request.session_tokens == 1:
+        raise InvalidInput("session_tokens", "must be 2 or more: a prompt and an answer")
+    if 0 < request.slo_ns < NANOSECONDS_PER_MILLISECOND:
+        raise InvalidInput("slo_ns", "must be a millisecond or more")
 
 
 def _environment(hub_token: str) -> dict[str, str]:

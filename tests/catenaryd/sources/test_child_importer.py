@@ -87,6 +87,19 @@ async def test_the_error_of_a_child_is_raised_as_what_it_is(
         [step async for step in importer.bring(order(mirror, hub_token="hf_right"))]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("precision", "fp64"), ("target", "tpu"), ("session_tokens", 1), ("slo_ns", 1000)],
+)
+async def test_an_option_that_is_none_is_refused_by_its_name(
+    mirror: ModelMirror, tmp_path: Path, field: str, value: object
+) -> None:
+    request = order(mirror)
+    setattr(request, field, value)
+    with pytest.raises(InvalidInput, match=rf"^{field}: "):
+        await anext(ChildImporter(tmp_path / "models", KINDS).bring(request))
+
+
 async def test_a_token_is_not_among_the_arguments(mirror: ModelMirror, tmp_path: Path) -> None:
     importer = ChildImporter(tmp_path, KINDS)
     arguments = importer._arguments(order(mirror, hub_token="hf_secret"))
