@@ -30,7 +30,7 @@ _COLUMNS = (
 )
 
 
-class ShownStep(Protocol):
+class StepView(Protocol):
     """The part of a step that is shown."""
 
     @property
@@ -69,7 +69,7 @@ class ImportView:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, step: ShownStep) -> None:
+    def show(self, step: StepView) -> None:
         """Shows a step."""
         if step.phase == "fetching":
             self._transfer(step)
@@ -77,7 +77,7 @@ class ImportView:
             self._said = step.text
             self._line(step.text)
 
-    def _transfer(self, step: ShownStep) -> None:
+    def _transfer(self, step: StepView) -> None:
         if self._bar is not None:
             if self._task is None:
                 self._task = self._bar.add_task(step.file, total=step.total_bytes)
