@@ -21,11 +21,12 @@ from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.torch_archive import load_program
 from catenary_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.child import JailWorkspace
 from catenary_services.models.model_repository import ModelRepository
 
+_SPECIALISED = 2
 _TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in DTYPE_OF.items()}
 
 
@@ -36,9 +37,12 @@ class TorchPart(PartExecutor):
         """Loads an extracted part; `load_torch_part` extracts it first.
 
         Raises:
-            NotSupported: PyTorch does not see the device.
+            NotSupported: PyTorch does not see the device, or has no tensors of a datatype.
         """
         super().__init__(ends)
+        for spec in (*ends.inputs, *ends.outputs):
+            if spec.datatype not in _TORCH_OF:
+                raise NotSupported(f"{ends.key}: {spec.name} is {spec.datatype}; PyTorch has none")
         self._device = _torch_device(device)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -139,16 +143,39 @@ def write_part(source: TorchModel, ends: PartitionSignature, folder: Path) -> No
     part = extract_part(source, ends.inputs, wanted)
     # Exporting specialises a size of 1, so the example has two rows where rows are free.
     arrays = ends.example_arrays(2)
-    rows = torch.export.Dim("batch", min=1) if ends.batched else None
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        program = torch.export.export(
-            part,
-            tuple(torch.from_numpy(array) for array in arrays),
-            dynamic_shapes=tuple({0: rows} if rows else {} for _ in arrays),
-            strict=False,
-        )
+        try:
+            program = torch.export.export(
+                part,
+                tuple(torch.from_numpy(array) for array in arrays),
+                dynamic_shapes=_free_sizes(source, ends),
+                strict=False,
+            )
+        except Exception as error:  # the exporter raises whatever tracing raises
+            text = (str(error).splitlines() or [type(error).__name__])[0][:300]
+            raise InvalidInput(str(ends.key), f"cannot be exported: {text}") from None
         torch.export.save(program, folder / "part.pt2")
+
+
+def _free_sizes(source: TorchModel, ends: PartitionSignature) -> tuple[dict[int, Any], ...]:
+    """Returns which sizes of a part's inputs are free; those of one symbol are equal."""
+    known: dict[str, Any] = {}
+
+    def size_of(text: str) -> Any:
+        if not text.isidentifier():
+            return torch.export.Dim.DYNAMIC  # computed from others, such as 2*s77
+        if text not in known:
+            least, most = source.ranges.get(text, (0, None))
+            # The exporter writes 2 for 0 and 1 where nobody has said that they may be.
+            least = least if least > _SPECIALISED else 1
+            known[text] = torch.export.Dim(text, min=least, max=most)
+        return known[text]
+
+    return tuple(
+        {axis: size_of(text) for axis, text in enumerate(texts) if spec.shape[axis] == ANY}
+        for spec, texts in zip(ends.inputs, source.sizes_of(ends.inputs), strict=True)
+    )
 
 
 def _into(tensor: torch.Tensor, spec: TensorSpec, target: np.ndarray | None) -> np.ndarray:
