@@ -21,7 +21,7 @@ from catenary_services.lifecycle import Process, run_process
 from catenary_services.log import configure_logging, get_logger
 from catenary_services.settings import ProcessSettings, describe, load_settings
 from catenaryd.commands.certificates import certs
-from catenaryd.commands.importing import import_model
+from catenaryd.commands.importing import import_encoder, import_model
 from catenaryd.commands.installing import InstallChoice, install_command, install_options
 from catenaryd.commands.jail import show_jail
 from catenaryd.commands.joining import join, leave
@@ -253,6 +253,12 @@ def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(table))
         return
+    for tensor in table["inputs"]:
+        free = "" if tensor["shape"] == tensor["measured_shape"] else "; -1 is free"
+        click.echo(
+            f"input {tensor['name']}: {tensor['datatype']} {tensor['shape']}{free},"
+            f" measured with {tensor['measured_shape']}"
+        )
     for block in table["blocks"]:
         click.echo(
             f"block {block['index']:>3}  {block['compute_ms']:9.3f} ms"
@@ -297,6 +303,7 @@ cli.add_command(join)
 cli.add_command(leave)
 cli.add_command(list_keys)
 cli.add_command(revoke_key)
+cli.add_command(import_encoder)
 cli.add_command(import_model)
 cli.add_command(make_model)
 cli.add_command(plan_group)

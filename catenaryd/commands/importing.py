@@ -1,4 +1,4 @@
-"""The command `catenaryd import-model`, which brings a language model into the repository."""
+"""The commands that bring published models into the repository."""
 
 from __future__ import annotations
 
@@ -95,3 +95,51 @@ def import_model(source: Path, model_repository: Path, as_json: bool, **options:
             f"  as {held.form}: {held.weight_bytes(0, table.blocks):,} bytes of weights,"
             f" {table.blocks * held.cache_bytes_per_token:,} bytes a token"
         )
+
+
+@click.command("import-encoder")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--name", required=True, help="Name it is served under.")
+@click.option("--version", default="1", show_default=True, help="Version of it.")
+@click.option("--blocks", default=10, show_default=True, help="How many blocks to aim for.")
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1, 4096),
+    default=32,
+    show_default=True,
+    help="Most texts of a batch.",
+)
+@click.option(
+    "--slo-ms",
+    type=click.FloatRange(1),
+    default=1000.0,
+    show_default=True,
+    help="Time for an answer if the request names none.",
+)
+@MODEL_REPOSITORY
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON object.")
+def import_encoder(source: Path, model_repository: Path, as_json: bool, **options: Any) -> None:
+    """Imports the encoder in SOURCE, a Hugging Face or sentence-transformers folder.
+
+    BERT, DistilBERT, ELECTRA, MPNet, RoBERTa and XLM-RoBERTa, for embeddings or with a head that
+    classifies. A folder needs config.json, tokenizer.json and safetensors. Requests have texts.
+
+    Example: catenaryd import-encoder all-MiniLM-L6-v2 --name minilm
+    """
+    from catenary_agent.encoders import importing
+
+    key = ModelKey(options["name"], options["version"])
+    repository = ModelRepository(model_repository)
+    slo_ns = round(options["slo_ms"] * NANOSECONDS_PER_MILLISECOND)
+    chosen = importing.EncoderOptions(options["blocks"], options["max_batch"], slo_ns)
+    table = importing.import_encoder(repository, source, key, chosen, print_progress)
+    tokens = repository.manifest(key).text_tokens
+    output = table.boundaries[-1].tensors[0]
+    if as_json:
+        facts = {"model": str(key), "blocks": table.blocks, "text_tokens": tokens}
+        click.echo(json.dumps(facts | {"output": output.name, "shape": list(output.shape)}))
+        return
+    click.echo(
+        f"{key}: {table.blocks} blocks, texts of up to {tokens} tokens,"
+        f" answers {output.name} {list(output.shape)}"
+    )
