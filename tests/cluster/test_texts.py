@@ -135,11 +135,13 @@ def test_an_encoder_is_given_texts_and_answers_the_embeddings_of_its_library(
             ("text", "BYTES", [-1])
         ]
         whole = client.infer("sentences", {"text": np.array(PIECES * 4, np.object_)})
-        np.testing.assert_allclose(whole.outputs["embedding"], np.tile(want, (4, 1)), atol=1e-5)
+        np.testing.assert_allclose(
+            whole.outputs["sentence_embedding"], np.tile(want, (4, 1)), atol=1e-5
+        )
 
         def ask(index: int) -> np.ndarray:
             text = np.array([PIECES[index % len(PIECES)]], np.object_)
-            return client.infer("sentences", {"text": text}).outputs["embedding"][0]
+            return client.infer("sentences", {"text": text}).outputs["sentence_embedding"][0]
 
         # Texts of unlike lengths meet in batches; each has its own answer.
         with ThreadPoolExecutor(8) as pool:

@@ -52,8 +52,8 @@ class ImportedEncoder(msgspec.Struct, frozen=True):
 class EncoderHead(msgspec.Struct, frozen=True):
     """What is done with the output of an encoder's network."""
 
-    output: str = "embedding"
-    """The name of the model's output: "embedding", or "logits" of classes."""
+    output: str = "sentence_embedding"
+    """The name of the model's output: as above, or "logits" of classes."""
     pooling: str = "mean"
     """How one vector is made of those of all tokens: "mean", "max" or "cls"."""
     normalises: bool = False

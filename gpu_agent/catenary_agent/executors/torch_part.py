@@ -173,7 +173,11 @@ def _free_sizes(source: TorchModel, ends: PartitionSignature) -> tuple[dict[int,
         return known[text]
 
     return tuple(
-        {axis: size_of(text) for axis, text in enumerate(texts) if spec.shape[axis] == ANY}
+        {
+            axis: size_of(text)
+            for axis, text in enumerate(texts)
+            if spec.shape[axis] == ANY and not text.isdecimal()
+        }
         for spec, texts in zip(ends.inputs, source.sizes_of(ends.inputs), strict=True)
     )
 

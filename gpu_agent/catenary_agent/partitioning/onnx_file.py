@@ -24,7 +24,7 @@ def read_onnx(path: Path) -> ir.Model:
     except FileNotFoundError:
         raise
     except Exception as error:  # onnx_ir raises whatever its protobuf parser raises
-        raise InvalidInput(path.name, f"is not an ONNX model: {error}") from error
+        raise InvalidInput(path.name, f"is not an ONNX model: {first_line(error)}") from error
     for function in model.functions.values():  # `ir.load` does it for the graph only
         ir.external_data.set_base_dir(function.graph, path.parent)
     folder = path.parent.resolve()
@@ -53,6 +53,13 @@ def _check_place(path: Path, folder: Path, tensor: ir.ExternalTensor) -> None:
     if tensor.length is not None and tensor.length < length:
         text = f"{wants}, {tensor.length} bytes of {tensor.name!r}, which has {length}"
         raise InvalidInput(path.name, text)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what the first cause of an error says."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from catenary_agent.partitioning.graph import CutGraph, GraphNode
-from catenary_agent.partitioning.onnx_file import read_onnx
+from catenary_agent.partitioning.onnx_file import first_line, read_onnx
 from catenary_agent.partitioning.words import words
 from catenary_services.domain.tensors import ANY, BYTES, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput
@@ -110,7 +110,7 @@ def load_onnx(path: Path) -> OnnxModel:
             model = step(model).model
         except (ir.passes.InvariantError, ir.passes.PassError, ValueError) as error:
             # A function that calls itself, was written for another opset, or forms a cycle.
-            raise InvalidInput(path.name, f"cannot be cut: {_first_line(error)}") from error
+            raise InvalidInput(path.name, f"cannot be cut: {first_line(error)}") from error
     _check(model, path.name)
     model.ir_version = max(model.ir_version, 8)
     data_nodes = tuple(_reachable(model.graph))
@@ -203,13 +203,6 @@ def _check(model: ir.Model, file: str) -> None:
             raise InvalidInput(file, f"has the output {name!r} {times} times")
     if not outputs or not model.graph.inputs:
         raise InvalidInput(file, "has no inputs or no outputs")
-
-
-def _first_line(error: BaseException) -> str:
-    """Returns the first line of what the first cause of an error says."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _inputs_needed(source: OnnxModel, given: set[str], wanted: Sequence[str]) -> set[str]:

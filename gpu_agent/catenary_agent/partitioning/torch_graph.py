@@ -159,7 +159,7 @@ def load_torch(path: Path) -> TorchModel:
 
 
 def _bound(limit: Any) -> int | None:
-    return int(limit) if limit.is_integer and limit.is_finite else None
+    return int(limit) if limit.is_Integer else None
 
 
 def of_module(

@@ -112,8 +112,11 @@ def probe_model(inputs: Sequence[TensorSpec], run: RunAll, order: ProbeOrder) ->
         if two is not None:
             batched = frozenset(name for name in one if _follows(one[name], two.get(name)))
     if example is None and any(ANY in spec.shape[1:] for spec in inputs):
-        other = _attempt(run, random_inputs(inputs, 1, sizes[1], seed=2))
-        seen.append(other if other is not None else {})
+        smaller = (size for size, _ in order.sizes if size < sizes[0])
+        attempts = (
+            _attempt(run, random_inputs(inputs, 1, size, seed=2)) for size in (sizes[1], *smaller)
+        )
+        seen.append(next((other for other in attempts if other is not None), {}))
     elif len(free) > 0:
         other = _attempt(run, random_inputs(inputs, 2, sizes[0], seed=3)) if not batched else None
         if other is not None:

@@ -346,6 +346,32 @@ def function_that_calls_itself(repository: ModelRepository) -> None:
     made(repository, [call], functions=[endless], opsets={"own": 1})
 
 
+def a_name_used_twice(repository: ModelRepository) -> None:
+    # PyTorch writes this where a name in `output_names` is that of a value inside.
+    nodes = [
+        helper.make_node("Softsign", ["x"], ["y"], name="first"),
+        helper.make_node("Softsign", ["y"], ["y"], name="the_odd_one"),
+    ]
+    made(repository, nodes)
+
+
+def a_hard_link(repository: ModelRepository) -> None:
+    weight = numpy_helper.from_array(np.ones(8, np.float32), "w")
+    made(repository, [helper.make_node("Add", ["x", "w"], ["y"])], [weight])
+    file = repository.model_file(KEY)
+    model = onnx.load(file)
+    onnx.save(model, file, save_as_external_data=True, location="w.data", size_threshold=0)
+    file.with_name("other").hardlink_to(file.with_name("w.data"))
+
+
+def weights_of_a_hidden_file(repository: ModelRepository) -> None:
+    weight = numpy_helper.from_array(np.ones(8, np.float32), "w")
+    made(repository, [helper.make_node("Add", ["x", "w"], ["y"])], [weight])
+    file = repository.model_file(KEY)
+    model = onnx.load(file)
+    onnx.save(model, file, save_as_external_data=True, location=".w", size_threshold=0)
+
+
 def future_opset(repository: ModelRepository) -> None:
     made(repository, [helper.make_node("Softsign", ["x"], ["y"])], opsets={"": 400})
 
@@ -378,6 +404,9 @@ def a_sequence_as_input(repository: ModelRepository) -> None:
         (function_of_another_opset, r"Older"),
         (function_that_calls_itself, r"Endless"),
         (future_opset, r"400"),
+        (a_name_used_twice, r"'y' is redeclared .*the_odd_one"),
+        (a_hard_link, r"'w\.data', which is a hard link"),
+        (weights_of_a_hidden_file, r"'\.w', but files of such names are not recorded"),
         (weights_cut_short, r"'w\.data', which ends before 'w' does"),
         (a_sequence_as_input, r"'x'"),
     ],
