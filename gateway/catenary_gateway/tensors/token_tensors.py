@@ -54,9 +54,7 @@ async def with_tokens(
     lengths = np.array([len(each) for each in made], np.int64)
     longest = int(lengths.max())
     if longest * len(lengths) > MOST_TOKENS:
-        text = (
-            f"{len(lengths)} texts of up to {longest} tokens; at most {MOST_TOKENS} in all may be"
-        )
+        text = f"{len(lengths)} texts of up to {longest} tokens are more than {MOST_TOKENS} in all"
         raise InvalidInput(model.inputs[0].name, text)
     order = np.argsort(lengths, kind="stable")
     ordered = [made[index] for index in order]

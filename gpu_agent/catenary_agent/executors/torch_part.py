@@ -142,29 +142,44 @@ def write_part(source: TorchModel, ends: PartitionSignature, folder: Path) -> No
     wanted = [spec for spec in ends.outputs if spec.name not in given]
     part = extract_part(source, ends.inputs, wanted)
     # Exporting specialises a size of 1, so the example has two rows where rows are free.
-    arrays = ends.example_arrays(2)
+    arrays = tuple(torch.from_numpy(array) for array in ends.example_arrays(2))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            program = torch.export.export(
-                part,
-                tuple(torch.from_numpy(array) for array in arrays),
-                dynamic_shapes=_free_sizes(source, ends),
-                strict=False,
-            )
-        except Exception as error:  # the exporter raises whatever tracing raises
-            text = (str(error).splitlines() or [type(error).__name__])[0][:300]
-            raise InvalidInput(str(ends.key), f"cannot be exported: {text}") from None
+            program = _exported(part, arrays, _free_sizes(source, ends, named=True))
+        except Exception:  # the exporter raises whatever tracing raises
+            # A size has limits of its own in this part: the exporter finds them if it has no name.
+            try:
+                program = _exported(part, arrays, _free_sizes(source, ends, named=False))
+            except Exception as error:
+                text = (str(error).splitlines() or [type(error).__name__])[0][:300]
+                raise InvalidInput(str(ends.key), f"cannot be exported: {text}") from None
         torch.export.save(program, folder / "part.pt2")
 
 
-def _free_sizes(source: TorchModel, ends: PartitionSignature) -> tuple[dict[int, Any], ...]:
-    """Returns which sizes of a part's inputs are free; those of one symbol are equal."""
+def _exported(
+    part: Any, arrays: tuple[torch.Tensor, ...], sizes: tuple[dict[int, Any], ...]
+) -> Any:
+    return torch.export.export(part, arrays, dynamic_shapes=sizes, strict=False)
+
+
+def _free_sizes(
+    source: TorchModel, ends: PartitionSignature, *, named: bool
+) -> tuple[dict[int, Any], ...]:
+    """Returns which sizes of a part's inputs are free.
+
+    Args:
+        source: The whole program.
+        ends: The part.
+        named: Whether sizes of one symbol are said to be equal; else only the batch's are.
+    """
     known: dict[str, Any] = {}
+    expressions = source.sizes_of(ends.inputs)
+    batch = expressions[0][0] if ends.batched else ""
 
     def size_of(text: str) -> Any:
-        if not text.isidentifier():
-            return torch.export.Dim.DYNAMIC  # computed from others, such as 2*s77
+        if not text.isidentifier() or (text != batch and not named):
+            return torch.export.Dim.DYNAMIC  # such as 2*s77, which is computed from others
         if text not in known:
             least, most = source.ranges.get(text, (0, None))
             # The exporter writes 2 for 0 and 1 where nobody has said that they may be.
@@ -178,7 +193,7 @@ def _free_sizes(source: TorchModel, ends: PartitionSignature) -> tuple[dict[int,
             for axis, text in enumerate(texts)
             if spec.shape[axis] == ANY and not text.isdecimal()
         }
-        for spec, texts in zip(ends.inputs, source.sizes_of(ends.inputs), strict=True)
+        for spec, texts in zip(ends.inputs, expressions, strict=True)
     )
 
 
