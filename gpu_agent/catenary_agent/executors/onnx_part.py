@@ -50,8 +50,9 @@ _DATA_DEPENDENT = words("""
 _COPIED_BYTES = 128 * 1024
 """Results up to this size are copied to the caller's buffers: binding buffers costs more (35
 us)."""
-_EXTERNAL_BYTES = 1 << 30
-"""Parts above this size keep their weights in a second file: a protobuf ends at 2 GiB."""
+_EXTERNAL_BYTES = 64 << 20
+"""Parts above this size keep their weights in a second file: a session maps it, and need not hold
+the bytes of the graph beside them. A protobuf ends at 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)

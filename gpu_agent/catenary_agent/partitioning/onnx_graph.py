@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from catenary_agent.partitioning.graph import CutGraph, GraphNode
-from catenary_agent.partitioning.onnx_file import first_line, read_onnx
+from catenary_agent.partitioning.onnx_file import external_tensors, first_line, read_onnx
 from catenary_agent.partitioning.words import words
 from catenary_services.domain.tensors import ANY, BYTES, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput
@@ -101,6 +101,7 @@ def load_onnx(path: Path) -> OnnxModel:
     steps = (
         passes.InlinePass(),
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.LiftSubgraphInitializersToMainGraphPass(),
         passes.RemoveInitializersFromInputsPass(),
         passes.RemoveUnusedNodesPass(),
         passes.TopologicalSortPass(),
@@ -197,6 +198,11 @@ def _check(model: ir.Model, file: str) -> None:
         if node.domain not in _DOMAINS:
             text = f"has {node.domain}::{node.op_type} at node {node.name!r}: nobody can run that"
             raise InvalidInput(file, text)
+    weights = model.graph.initializers.values()
+    outer = {id(value.const_value) for value in weights}
+    for tensor in external_tensors(model):
+        if id(tensor) not in outer:  # nothing moves those of a branch from file to file
+            raise InvalidInput(file, f"keeps {tensor.name!r}, which is inside of a node, beside it")
     outputs = Counter(_name(value) for value in model.graph.outputs)
     for name, times in outputs.items():
         if times > 1:

@@ -242,6 +242,79 @@ def test_other_weights_beside_the_same_graph_are_another_model(tmp_path: Path) -
     assert_same_at_every_cut(again, pictures(2))
 
 
+def branching(repository: ModelRepository) -> None:
+    """Writes a model whose branches have weights of their own, in a file beside the graph."""
+    random = np.random.default_rng(3)
+
+    def branch(name: str) -> onnx.GraphProto:
+        weight = numpy_helper.from_array(random.normal(size=(8, 8)).astype(np.float32), f"w_{name}")
+        out = helper.make_tensor_value_info(f"{name}_out", FLOAT, None)
+        node = helper.make_node("MatMul", ["h", f"w_{name}"], [f"{name}_out"])
+        return helper.make_graph([node], name, [], [out], [weight])
+
+    nodes = [
+        helper.make_node("Softsign", ["x"], ["h"]),
+        helper.make_node("ReduceSum", ["h"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["positive"]),
+        helper.make_node(
+            "If", ["positive"], ["c"], then_branch=branch("a"), else_branch=branch("b")
+        ),
+        helper.make_node("Softsign", ["c"], ["y"]),
+    ]
+    made(repository, nodes, [numpy_helper.from_array(np.array(0, np.float32), "zero")])
+    file = repository.model_file(KEY)
+    model = onnx.load(file)
+    onnx.save(model, file, save_as_external_data=True, location="w.data", size_threshold=0)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_branches_have_their_weights_beside_the_graph(tmp_path: Path) -> None:
+    repository = repository_of(tmp_path)
+    branching(repository)
+    prepare_model(repository, KEY, blocks=4)
+    value = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    assert_same_at_every_cut(repository, {"x": value})
+    assert_same_at_every_cut(repository, {"x": -value})
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_more_weights_than_a_protobuf_can_have(tmp_path: Path) -> None:
+    size, layers = 13_500, 3
+    repository = repository_of(tmp_path)
+    names = ["x", "h1", "h2", "y"]
+    nodes = [
+        node
+        for at in range(layers)
+        for node in (
+            helper.make_node("MatMul", [names[at], f"w{at}"], [f"m{at}"]),
+            helper.make_node("Add", [f"m{at}", names[at]], [names[at + 1]]),
+        )
+    ]
+    each = 4 * size * size
+    weights = []
+    for at in range(layers):
+        weight = onnx.TensorProto(name=f"w{at}", data_type=FLOAT, dims=[size, size])
+        weight.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "w.data"), ("offset", at * each), ("length", each)):
+            weight.external_data.add(key=key, value=str(value))
+        weights.append(weight)
+    made(repository, nodes, weights, shape=("n", size))
+    with repository.model_file(KEY).with_name("w.data").open("wb") as data:
+        data.truncate(layers * each)
+        for at in range(layers):  # the rest is a hole, which is read as zeros
+            data.seek(at * each)
+            data.write(np.full(size, at + 1, np.float32).tobytes())
+    assert layers * each > 2**31
+    prepare_model(repository, KEY, blocks=3)
+    value = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
+    expected = value
+    for at in range(layers):
+        expected = expected + expected[:, :1] * np.float32(at + 1)
+    (found,) = parts(repository, [1, 2], {"x": value})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def made(
     repository: ModelRepository,
     nodes: Sequence[onnx.NodeProto],
