@@ -37,7 +37,7 @@ from catenary_agent.preparing.cutting import choose_cuts
 from catenary_agent.preparing.probe import ProbedModel, ProbeOrder, ProbeResult, Values
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import BlockCosts, BlockTable, Boundary
-from catenary_services.domain.tensors import BYTES, DATATYPE_OF, DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ANY, BYTES, DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.child import JailWorkspace
 from catenary_services.jail.run import run_jailed
@@ -95,9 +95,25 @@ def prepare_model(
     work = work_on_model(file, manifest.platform, target, msgspec.json.encode(order))
     made = answer_of(run_jailed(work), CutModel, file.name)
     table = replace(checked_table(made.table, file.name), model_hash=model_hash)
+    if manifest.text_tokens:
+        _check_for_texts(table)
     repository.write_block_table(key, table, checked_examples(made.examples, table, file.name))
     repository.record_content(key)
     return table
+
+
+def _check_for_texts(table: BlockTable) -> None:
+    """Checks that texts of unlike lengths may share a batch of a model.
+
+    Raises:
+        NotSupported: They may not; the tensor is named.
+    """
+    if not table.batched:
+        raise NotSupported("text_tokens: the first size of inputs and outputs is not the batch")
+    for tensor in table.boundaries[-1].tensors:
+        if ANY in tensor.shape[1:]:
+            text = f"text_tokens: the output {tensor.name!r} has a size that texts decide"
+            raise NotSupported(text)
 
 
 def cut_in_jail(job: bytes, room: JailWorkspace) -> bytes:

@@ -224,6 +224,15 @@ def test_a_size_for_an_unknown_dimension_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_this_process")
+def test_a_model_of_texts_has_answers_of_one_size(tmp_path: Path) -> None:
+    repository = repository_of(tmp_path, text_tokens=16)
+    example = torch.ones(2, 6, dtype=torch.int64)
+    export(repository, Pairs(), (example, example), dynamic_shapes=FREE)
+    with pytest.raises(NotSupported, match=r"text_tokens: the output .* has a size"):
+        prepare_model(repository, KEY, blocks=4)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_other_weights_beside_the_same_graph_are_another_model(tmp_path: Path) -> None:
     repository = repository_of(tmp_path)
     file = export(
