@@ -91,8 +91,8 @@ def pull(source: str, steps: bool, as_json: bool, **options: Any) -> None:
     """Fetches the model at SOURCE and imports it into the repository of this machine.
 
     SOURCE is hf:ORGANISATION/NAME (with /FILE and @REVISION), an s3://, gs://, http(s):// or
-    file:// URL, or a file or folder: safetensors with config.json, GGUF, ONNX or torch.export
-    (.pt2). Sizes and time are said first. What was fetched before an interruption is kept; the same
+    file:// URL, or a file or folder: safetensors with config.json (models that generate text, and
+    encoders with their tokenizer), GGUF, ONNX or torch.export (.pt2). Sizes and time are said first. What was fetched before an interruption is kept; the same
     command goes on from there.
 
     Example: catenaryd pull hf:organisation/name@main --target gpu

@@ -46,6 +46,12 @@ def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(table))
         return
+    for tensor in table["inputs"]:
+        free = "" if tensor["shape"] == tensor["measured_shape"] else "; -1 is free"
+        click.echo(
+            f"input {tensor['name']}: {tensor['datatype']} {tensor['shape']}{free},"
+            f" measured with {tensor['measured_shape']}"
+        )
     for block in table["blocks"]:
         click.echo(
             f"block {block['index']:>3}  {block['compute_ms']:9.3f} ms"

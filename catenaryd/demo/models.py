@@ -54,12 +54,27 @@ def ensure_model(root: Path, name: str, blocks: int = 10) -> ModelKey:
 
 
 def prepare_table(root: Path, key: ModelKey, blocks: int) -> dict[str, Any]:
-    """Cuts a model and returns its block table as plain JSON values."""
-    table = prepare_model(ModelRepository(root), key, blocks)
+    """Cuts a model and returns its block table as plain JSON values.
+
+    Of every input it has the shape, with -1 for sizes that are free, and the one it was measured
+    with.
+    """
+    repository = ModelRepository(root)
+    table = prepare_model(repository, key, blocks)
+    measured = repository.example_shapes(key)[0]
     return {
         "model": str(key),
         "model_hash": table.model_hash,
         "batched": table.batched,
+        "inputs": [
+            {
+                "name": spec.name,
+                "datatype": spec.datatype,
+                "shape": list(spec.shape),
+                "measured_shape": list(shape),
+            }
+            for spec, shape in zip(table.boundaries[0].tensors, measured, strict=True)
+        ],
         "blocks": [
             {
                 "index": index,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from catenary_agent.decoders.importing.import_worker import check_config
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
+from catenary_agent.encoders.importing import EncoderOptions, import_encoder, is_encoder
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
@@ -148,7 +149,7 @@ class ModelImport:
         records = {}
         for file in sorted(self.chosen.files, key=lambda each: each.size):
             records[file.path] = download.bring(file, came)
-            if file.path == "config.json":
+            if file.path == "config.json" and not is_encoder(download.files):
                 check_config(download.files, self._decoder_options())
         return records
 
@@ -159,17 +160,14 @@ class ModelImport:
         with tempfile.TemporaryDirectory(prefix=".importing-", dir=root) as scratch:
             made = ModelRepository(Path(scratch))
             made.root.chmod(0o755)  # the jail's user, if it has one of its own, reads in there
-            if chosen.form in (ModelForm.SAFETENSORS, ModelForm.GGUF):
+            if chosen.form is ModelForm.SAFETENSORS and is_encoder(folder):
+                options = EncoderOptions(slo_ns=self.options.slo_ns or USUAL_SLO_NS)
+                import_encoder(made, folder, key, options, self._importing)
+            elif chosen.form in (ModelForm.SAFETENSORS, ModelForm.GGUF):
                 place = folder / chosen.main if chosen.form is ModelForm.GGUF else folder
-                import_decoder(
-                    made,
-                    place,
-                    key,
-                    self._decoder_options(),
-                    lambda text: self._step(ImportPhase.IMPORTING, text),
-                )
+                import_decoder(made, place, key, self._decoder_options(), self._importing)
             else:
-                self._step(ImportPhase.IMPORTING, "cutting it into blocks")
+                self._importing("cutting it into blocks")
                 import_graph(made, folder, chosen, key, self.options.slo_ns or USUAL_SLO_NS)
             listed = self.listing
             asked = listed.source.revision
@@ -181,6 +179,9 @@ class ModelImport:
             if target.exists():
                 raise Unavailable(f"{key} was imported by somebody else meanwhile")
             made.folder(key).rename(target)
+
+    def _importing(self, text: str) -> None:
+        self._step(ImportPhase.IMPORTING, text)
 
     def _decoder_options(self) -> ImportOptions:
         chosen = self.options

@@ -34,6 +34,10 @@ _TEXTS = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    # how sentence-transformers makes embeddings
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
 )
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.ids import ModelKey
-from catenary_services.domain.tensors import TensorSpec
+from catenary_services.domain.tensors import ANY, BYTES, TensorSpec
 from catenary_services.errors import ModelNotFound, NoActivePlan, Unavailable
 
 _RETRY_NS = 1_000_000_000
 _LONGEST_NAME = 200
+_TEXT = TensorSpec("text", BYTES, (ANY,))
+"""The input of models of which the gateway makes tokens: a text for each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class Model:
     """Digest of the version's content; empty if it is unknown."""
     sources: tuple[str, ...] = ()
     """The peers that may have its files, the best first."""
+    text_tokens: int = 0
+    """Most tokens of a text, if the gateway makes the inputs of texts; else 0."""
+    given: tuple[TensorSpec, ...] = ()
+    """The inputs that are made of texts; () if requests have the inputs themselves."""
     label: str = field(init=False)
     """The key as text. It is made once because metrics and traces use it in every request."""
     specs: dict[str, TensorSpec] = field(init=False, hash=False)
@@ -139,20 +145,23 @@ class Catalog:
 
 
 def _model_of(served: scheduler_pb2.ServedModel) -> Model:
+    inputs = _specs(served.inputs)
     return Model(
         key=ModelKey(served.name, served.version),
         platform=served.platform,
-        inputs=_specs(served.inputs),
+        inputs=(_TEXT,) if served.text_tokens and inputs else inputs,
         outputs=_specs(served.outputs),
         ready=served.ready,
         not_ready_reason=served.not_ready_reason,
         default_slo_ns=served.default_slo_ns,
         batched=served.batched,
-        max_row_bytes=served.max_row_bytes,
+        max_row_bytes=0 if served.text_tokens else served.max_row_bytes,
         generates=served.generates,
         session_tokens=served.session_tokens,
         content_digest=served.content_digest,
         sources=tuple(served.sources),
+        text_tokens=served.text_tokens,
+        given=inputs if served.text_tokens else (),
     )
 
 

@@ -58,6 +58,9 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     outputs: tuple[int, ...]
     """Indices of the wanted outputs among the model's outputs, in the order of the answer."""
     options: InferenceOptions
+    row_sizes: tuple[int, ...] = ()
+    """The size of dimension 1 that each row fills, if rows of unlike sizes may share a batch: zeros
+    are behind it, which the model ignores. () if rows are what they are."""
 
 
 class InferenceResponse(msgspec.Struct, frozen=True):

@@ -114,7 +114,7 @@ class MessageRouter:
     def told_models(self, table: scheduler_pb2.ModelTable) -> None:
         """Takes over the table of models that can be requested."""
         self._catalog.update(table)
-        self._codecs.expect(m.key for m in self._catalog.models() if m.generates)
+        self._codecs.expect(m.key for m in self._catalog.models() if m.generates or m.text_tokens)
         self._readiness.refresh()
 
 

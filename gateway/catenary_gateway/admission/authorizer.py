@@ -24,6 +24,7 @@ from catenary_gateway.generation.request import GenerationOptions, GenerationReq
 from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_gateway.inference import InferenceRequest, InferenceResponse, RequestArrival
 from catenary_gateway.observability.outcome_kinds import OK
+from catenary_gateway.tensors.token_tensors import in_order_of_texts, with_tokens
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import CatenaryError, QuotaExceeded
 from catenary_services.grpc.error_tables import error_of_exception
@@ -176,7 +177,7 @@ class Authorizer:
 class AdmittedInference(ConcurrencyPermit):
     """An admitted inference request on its way to the data plane, and its room in the gateway."""
 
-    __slots__ = ("_authorizer", "_is_submitted", "_plane", "_principal", "model")
+    __slots__ = ("_authorizer", "_codecs", "_is_submitted", "_plane", "_principal", "model")
 
     def __init__(
         self,
@@ -184,13 +185,13 @@ class AdmittedInference(ConcurrencyPermit):
         nbytes: int,
         model: Model,
         principal: Principal,
-        plane: DataPlane,
+        planes: tuple[DataPlane, TextCodecs],
         authorizer: Authorizer,
     ) -> None:
         super().__init__(capacity, nbytes)
         self.model = model
         self._principal = principal
-        self._plane = plane
+        self._plane, self._codecs = planes
         self._authorizer = authorizer
         self._is_submitted = False
         """True once the data plane has the request and counts its outcome."""
@@ -199,10 +200,19 @@ class AdmittedInference(ConcurrencyPermit):
         """Returns the data plane's answer to a request.
 
         Raises:
+            InvalidInput: A text is too long.
+            NoActivePlan: This gateway cannot read the tokenizer of a model that is given texts.
             PermissionDenied: The request asks for a higher priority than its key may.
             Overloaded: The model cannot answer more in time.
             CatenaryError: The data plane has no answer.
         """
+        if not self.model.given:
+            return await self._infer(request, arrival)
+        codec = await self._codecs.of(self.model.key)
+        tokens, order = await with_tokens(request, codec.tokenizer)
+        return in_order_of_texts(await self._infer(tokens, arrival), order, request)
+
+    async def _infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
         left_ns = arrival.monotonic_ns + budget_of(request, arrival) - time.monotonic_ns()
         request, fair_permit = self._authorizer.admit_inference(self._principal, request, left_ns)
         self._is_submitted = True

@@ -277,7 +277,7 @@ class RequestPipeline:
             self._refused(principal, model.label, error)
             raise
         return AdmittedInference(
-            self.capacity, nbytes, model, principal, self.plane, self.authorizer
+            self.capacity, nbytes, model, principal, (self.plane, self.codecs), self.authorizer
         )
 
     def admit_prompt(self, nbytes: int) -> ConcurrencyPermit:

@@ -13,7 +13,7 @@ from catenary_gateway.inference import Tensor
 from catenary_gateway.results.pending import BatchAttempt, PendingRequest, RequestSlice, left_s
 from catenary_gateway.tensors.raw_tensors import to_raw
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
-from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.domain.tensors import ANY, BYTES, TensorSpec
 from catenary_services.errors import InvalidInput, RequestCancelled
 from catenary_services.transport.frames import layout
 from catenary_services.transport.interface import Link, Slot
@@ -128,12 +128,30 @@ class _Rows:
         self._requests = requests
         self._example = live[0]
 
-    def of(self, name: str, run: _Run, count: int) -> tuple[tuple[int, ...], list[Tensor | None]]:
+    def widest(self, run: _Run) -> int:
+        """Returns the largest size of rows that may be of unlike sizes; 0 if these may not."""
+        if not self._example.request.row_sizes:
+            return 0
+        widest = 1
+        for piece in run:
+            request = self._requests.get(piece.request_id)
+            if request is not None:
+                sizes = request.request.row_sizes
+                rows = slice(piece.request_row, piece.request_row + piece.rows)
+                widest = max(widest, *sizes[rows])
+        return widest
+
+    def of(
+        self, name: str, run: _Run, count: int, widest: int
+    ) -> tuple[tuple[int, ...], list[Tensor | None]]:
         """Returns the input called `name` for a run of slices that have `count` rows in all.
 
         That is its shape, and each slice's rows as a view of the request's array; None for blanks.
+        With `widest`, rows have this size, and those of some slices may be smaller.
         """
         whole, batched = self._example.request.inputs[name].shape, self.model.batched
+        if widest:
+            whole = (whole[0], widest, *whole[2:])
         parts: list[Tensor | None] = []
         for piece in run:
             request = self._requests.get(piece.request_id)
@@ -144,6 +162,9 @@ class _Rows:
             if batched:
                 array = array[piece.request_row : piece.request_row + piece.rows]
                 expected = (piece.rows, *whole[1:])
+            if widest:
+                parts.append(array[:, :widest])
+                continue
             if array.shape != expected:
                 raise InvalidInput(
                     name, "requests with different shapes of a row cannot share a batch"
@@ -162,18 +183,17 @@ class _Frame:
         self._run = run
         self._count = sum([piece.rows for piece in run])
         laid_out: list[tuple[str, str, tuple[int, ...]]] = []
+        encoded: dict[str, int] = {}
         self._contents: list[tuple[tuple[int, ...], list[Tensor | None], bytes | None]] = []
+        widest = rows.widest(run)
         for spec in rows.model.inputs:
-            shape, parts = rows.of(spec.name, run, self._count)
-            raw = _encode(spec, parts, run) if spec.datatype == "BYTES" else None
+            shape, parts = rows.of(spec.name, run, self._count, widest)
+            raw = _encode(spec, parts, run) if spec.datatype == BYTES else None
             self._contents.append((shape, parts, raw))
-            # `layout` takes only datatypes of fixed size; BYTES are laid out in their raw form.
-            laid_out.append(
-                (spec.name, spec.datatype, shape)
-                if raw is None
-                else (spec.name, "UINT8", (len(raw),))
-            )
-        self._tensors, self.nbytes = layout(laid_out)
+            laid_out.append((spec.name, spec.datatype, shape))
+            if raw is not None:
+                encoded[spec.name] = len(raw)
+        self._tensors, self.nbytes = layout(laid_out, encoded)
 
     def fill(self, slot: Slot) -> bytes:
         """Copies the rows into a slot, and returns the header that says where they are."""
@@ -184,8 +204,6 @@ class _Frame:
                 _fill(target, shape, parts, run)
             else:
                 target[:] = raw
-                tensor.datatype = "BYTES"
-                tensor.shape[:] = shape
         attempt, dispatch = rows.attempt, rows.dispatch
         attempt.push_ns = now_ns = time.monotonic_ns()
         return frame_pb2.FrameHeader(
@@ -221,7 +239,13 @@ def _fill(
         return
     row = 0
     for piece, part in zip(run, parts, strict=True):
-        array[row : row + piece.rows] = 0 if part is None else part
+        target = array[row : row + piece.rows]
+        if part is not None and part.shape == target.shape:
+            target[...] = part
+        else:
+            target[...] = 0
+            if part is not None:
+                target[:, : part.shape[1]] = part
         row += piece.rows
 
 

@@ -10,9 +10,11 @@ import numpy as np
 from catenary_gateway.inference import Tensor
 from catenary_gateway.results.pending import BatchAttempt, HopTimes, PendingRequest
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+from catenary_services.domain.tensors import BYTES
 from catenary_services.errors import CatenaryError, InternalError, InvalidInput, InvalidMessage
 from catenary_services.log import get_logger
-from catenary_services.transport.frames import decode_bytes, read_header, tensor_views
+from catenary_services.transport.bytes_tensors import decode_bytes
+from catenary_services.transport.frames import read_header, tensor_views
 from catenary_services.transport.interface import FrameSender, ReceivedFrame
 
 _log = get_logger("catenary_gateway.results.results")
@@ -88,7 +90,7 @@ class ResultMerger:
         attempt.timings = tuple(map(HopTimes.of, header.timings))
         views = tensor_views(header.tensors, frame.payload)
         for tensor in header.tensors:
-            if tensor.datatype == "BYTES":
+            if tensor.datatype == BYTES:
                 raw = views[tensor.name].astype(np.uint8, copy=False)
                 views[tensor.name] = decode_bytes(raw, tensor.shape)
         self._merge(header, attempt, views)

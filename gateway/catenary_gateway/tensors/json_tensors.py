@@ -11,8 +11,8 @@ from catenary_gateway.inference import Tensor
 from catenary_gateway.tensors.json_documents import decoded, has_few
 from catenary_gateway.tensors.raw_tensors import object_array
 from catenary_gateway.tensors.typed_contents import narrowed
-from catenary_gateway.tensors.validation import BYTES, DeclaredInput
-from catenary_services.domain.tensors import DTYPE_OF
+from catenary_gateway.tensors.validation import DeclaredInput
+from catenary_services.domain.tensors import BYTES, DTYPE_OF
 from catenary_services.errors import InvalidInput
 
 _PIECE_BYTES = 32 << 10

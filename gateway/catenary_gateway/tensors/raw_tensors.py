@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_gateway.inference import Tensor
-from catenary_gateway.tensors.validation import BYTES, DeclaredInput
-from catenary_services.domain.tensors import DTYPE_OF
+from catenary_gateway.tensors.validation import DeclaredInput
+from catenary_services.domain.tensors import BYTES, DTYPE_OF
 from catenary_services.errors import InvalidInput
-from catenary_services.transport.frames import decode_bytes, encode_bytes
+from catenary_services.transport.bytes_tensors import decode_bytes, encode_bytes
 
 ObjectArray = NDArray[np.object_]
 """An array of BYTES, whose elements are `bytes` of any length."""
@@ -24,6 +24,21 @@ def object_array(elements: Sequence[bytes], shape: tuple[int, ...]) -> ObjectArr
     return array.reshape(shape)
 
 
+def check_texts(elements: Sequence[bytes], field: str) -> None:
+    """Checks that elements of BYTES are texts, as the strings of an ONNX graph have to be.
+
+    An element that is none would fail the other requests of its batch, too.
+
+    Raises:
+        InvalidInput: An element is not UTF-8.
+    """
+    for index, element in enumerate(elements):
+        try:
+            element.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(field, f"element {index} is not UTF-8: {error.reason}") from None
+
+
 def from_raw(raw: bytes | memoryview, tensor: DeclaredInput, field: str) -> Tensor:
     """Returns a view of `raw` (a new array for BYTES).
 
@@ -33,9 +48,11 @@ def from_raw(raw: bytes | memoryview, tensor: DeclaredInput, field: str) -> Tens
     count = tensor.elements
     if tensor.datatype == BYTES:
         try:
-            return decode_bytes(raw, tensor.shape)
+            elements = decode_bytes(raw, tensor.shape)
         except InvalidInput as error:
             raise InvalidInput(field, error.message) from None
+        check_texts(elements.ravel().tolist(), field)
+        return elements
     dtype = DTYPE_OF[tensor.datatype]
     expected = count * dtype.itemsize
     if len(raw) != expected:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from catenary_gateway.inference import Tensor
-from catenary_gateway.tensors.raw_tensors import object_array
+from catenary_gateway.tensors.raw_tensors import check_texts, object_array
 from catenary_gateway.tensors.validation import DeclaredInput
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.domain.tensors import DTYPE_OF
@@ -64,6 +64,7 @@ def from_contents(contents: oip.InferTensorContents, tensor: DeclaredInput, fiel
             field, f"{name} has {len(values)} elements, shape {list(tensor.shape)} takes {count}"
         )
     if name == "bytes_contents":
+        check_texts(values, field)
         return object_array(list(values), tensor.shape)
     dtype = DTYPE_OF[tensor.datatype]
     if name in _NUMBER_OF:

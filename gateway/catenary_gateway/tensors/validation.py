@@ -14,14 +14,21 @@ import msgspec
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import InferenceOptions
-from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import (
+    ANY,
+    ARRAY_DTYPE_OF,
+    BYTES,
+    DTYPE_OF,
+    LENGTH_BYTES,
+    MOST_BYTES_ELEMENTS,
+    TensorSpec,
+)
 from catenary_services.errors import DeadlineExceeded, InvalidInput
 
 MAX_ROWS = 65_536
 """Most rows of one request; a request with more is a mistake or an attack."""
 
-BYTES = "BYTES"
-DATATYPES = frozenset((*DTYPE_OF, BYTES, "BF16"))
+DATATYPES = frozenset((*ARRAY_DTYPE_OF, "BF16"))
 _LONGEST_NAME = 100
 LONGEST_ID = 256
 """Most characters of a request's id, which is echoed, logged and kept for a while."""
@@ -120,8 +127,8 @@ def _check_tensor(tensor: DeclaredInput, spec: TensorSpec, field: str, max_bytes
             raise InvalidInput(
                 f"{field}.shape", f"is {_shown(shape)}, the model takes {_shown(spec.shape)}"
             )
-    # A BYTES element has a length of four bytes even when empty.
-    item = 4 if spec.datatype == BYTES else DTYPE_OF[spec.datatype].itemsize
+    # An element of BYTES has a length even when it is empty.
+    item = LENGTH_BYTES if spec.datatype == BYTES else DTYPE_OF[spec.datatype].itemsize
     # Python integers do not overflow, so a product of huge dimensions is compared as it is.
     # Empty dimensions count as 1, because NumPy refuses huge dimensions even beside a zero.
     elements = math.prod(shape)
@@ -129,6 +136,9 @@ def _check_tensor(tensor: DeclaredInput, spec: TensorSpec, field: str, max_bytes
         raise InvalidInput(
             f"{field}.shape", f"describes more than the {max_bytes} bytes a request may have"
         )
+    if spec.datatype == BYTES and elements > MOST_BYTES_ELEMENTS:
+        text = f"has {elements} elements; at most {MOST_BYTES_ELEMENTS} of BYTES may be"
+        raise InvalidInput(f"{field}.shape", text)
     return elements * item
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from catenary_services.errors import CatenaryError
+from catenary_services.transport.bytes_tensors import EncodedBytes
 
 if TYPE_CHECKING:
     from catenary_agent.engine.partitions import LoadedPartition
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from catenary_services.transport.interface import Link, Slot
 
 Array = np.ndarray[Any, np.dtype[Any]]
+ReceivedTensor = Array | EncodedBytes
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +28,7 @@ class Payload:
     that is used for something else again.
     """
 
-    tensors: Mapping[str, Array]
+    tensors: Mapping[str, ReceivedTensor]
     nbytes: int
     _release: Callable[[], None]
 
@@ -44,6 +46,10 @@ class PayloadSlice:
     start: int
     rows: int
     batch_row: int
+
+    def rows_of(self, name: str) -> Array:
+        """Returns these rows of a tensor."""
+        return _elements(self.payload.tensors[name])[self.start : self.start + self.rows]
 
 
 class Destination(NamedTuple):
@@ -123,22 +129,27 @@ class Batch:
         shapes = []
         for spec in self.partition.executor.inputs:
             shape = first[spec.name].shape
+            if len(self.payloads) > 1 and self.partition.pads:
+                rows = [payload.tensors[spec.name].shape for payload in self.payloads]
+                shape = tuple(map(max, zip(*rows, strict=True)))
             shapes.append((self.rows, *shape[1:]) if self.partition.batched else shape)
         return shapes
 
     def gather(self) -> list[Array]:
-        """Returns the executor's inputs; copies only if several frames make up the batch."""
+        """Returns the executor's inputs.
+
+        It copies only if several frames make up the batch. Tensors of BYTES are decoded here, on
+        the thread that computes.
+
+        Raises:
+            InvalidInput: The encoding of such a tensor is wrong.
+        """
         specs = self.partition.executor.inputs
         if len(self.pieces) == 1 and self.pieces[0].start == 0:
             tensors = self.pieces[0].payload.tensors
-            return [tensors[spec.name] for spec in specs]
+            return [_elements(tensors[spec.name]) for spec in specs]
         pieces = sorted(self.pieces, key=lambda piece: piece.batch_row)
-        return [
-            np.concatenate(
-                [p.payload.tensors[spec.name][p.start : p.start + p.rows] for p in pieces]
-            )
-            for spec in specs
-        ]
+        return [_joined([piece.rows_of(spec.name) for piece in pieces]) for spec in specs]
 
     def release_inputs(self) -> int:
         """Releases the memory of the inputs, and returns its size in bytes."""
@@ -149,3 +160,20 @@ class Batch:
         self.payloads = []
         self.nbytes = 0
         return freed
+
+
+def _elements(tensor: ReceivedTensor) -> Array:
+    return tensor.decoded() if isinstance(tensor, EncodedBytes) else tensor
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    """Returns rows one after the other; zeros are behind those that are smaller than others."""
+    if len({part.shape[1:] for part in parts}) == 1:
+        return np.concatenate(parts)
+    largest = tuple(map(max, zip(*(part.shape[1:] for part in parts), strict=True)))
+    joined = np.zeros((sum(len(part) for part in parts), *largest), parts[0].dtype)
+    row = 0
+    for part in parts:
+        joined[(slice(row, row + len(part)), *map(slice, part.shape[1:]))] = part
+        row += len(part)
+    return joined

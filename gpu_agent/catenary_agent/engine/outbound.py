@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from catenary_agent.engine.batch import Array, Batch, Destination, StagedOutput
 from catenary_protos.catenary.v1 import frame_pb2
-from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import BYTES, DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -28,6 +28,7 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.log import get_logger
+from catenary_services.transport.bytes_tensors import encode_bytes
 from catenary_services.transport.frames import layout
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 _log = get_logger("catenary_agent.engine")
 
+Copied = tuple[Array, list[tuple[int, int]] | None]
+"""An output, and the runs (first row, rows) of it that a receiver gets; None: all of it."""
+
+_BYTE = np.dtype(np.uint8)
 _COPY_ON_LOOP_BYTES = 128 * 1024
 """Larger copies (this size takes about 30 microseconds) are left to a thread."""
 
@@ -113,7 +118,8 @@ class OutputSender:
         executor = batch.partition.executor
         try:
             shapes = executor.output_shapes(batch.input_shapes())
-            if shapes is None:
+            # How long texts are is known when they are computed.
+            if shapes is None or any(spec.datatype == BYTES for spec in executor.outputs):
                 return None
             places = _layout_of(executor.outputs, shapes)
             slot = link.try_export(places.nbytes)
@@ -213,15 +219,17 @@ class OutputSender:
             TensorSpec(spec.name, DATATYPE_OF[output.dtype], spec.shape)
             for spec, output in zip(batch.partition.executor.outputs, batch.outputs, strict=True)
         ]
-        places = _layout_of(specs, shapes)
+        on_copier = partial(asyncio.get_running_loop().run_in_executor, self._copier)
+        copies: list[Copied] = [(output, runs) for output in batch.outputs]
+        if any(spec.datatype == BYTES for spec in specs):
+            copies = await on_copier(_encoded, copies)
+        places = _layout_of(specs, shapes, copies)
         staged = places.staged(link, await link.export(places.nbytes, self._timeout_s))
         try:
             if len(staged.slot.view) <= _COPY_ON_LOOP_BYTES:
-                _fill(staged.arrays, batch.outputs, runs)
+                _fill(staged.arrays, copies)
             else:
-                await asyncio.get_running_loop().run_in_executor(
-                    self._copier, _fill, staged.arrays, batch.outputs, runs
-                )
+                await on_copier(_fill, staged.arrays, copies)
         except BaseException:
             staged.release()
             raise
@@ -231,10 +239,16 @@ class OutputSender:
 class _OutputLayout:
     """The places of outputs in the memory of a slot, which are computed once for equal shapes."""
 
-    def __init__(self, tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> None:
-        self._headers, self.nbytes = layout(tensors)
+    def __init__(
+        self,
+        tensors: tuple[tuple[str, str, tuple[int, ...]], ...],
+        encoded: Mapping[str, int] | None = None,
+    ) -> None:
+        self._headers, self.nbytes = layout(tensors, encoded)
         self._places = [
             (DTYPE_OF[header.datatype], shape, header.offset)
+            if header.datatype != BYTES
+            else (_BYTE, (header.nbytes,), header.offset)
             for header, (_, _, shape) in zip(self._headers, tensors, strict=True)
         ]
 
@@ -247,10 +261,17 @@ class _OutputLayout:
 _layout = lru_cache(maxsize=1024)(_OutputLayout)
 
 
-def _layout_of(specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]]) -> _OutputLayout:
-    return _layout(
-        tuple([(s.name, s.datatype, shape) for s, shape in zip(specs, shapes, strict=True)])
-    )
+def _layout_of(
+    specs: Sequence[TensorSpec], shapes: Sequence[tuple[int, ...]], copies: Sequence[Copied] = ()
+) -> _OutputLayout:
+    """Returns the layout of outputs; `copies` has the encodings of those of BYTES."""
+    tensors = tuple([(s.name, s.datatype, shape) for s, shape in zip(specs, shapes, strict=True)])
+    encoded = {
+        spec.name: array.nbytes
+        for spec, (array, _) in zip(specs, copies, strict=False)
+        if spec.datatype == BYTES
+    }
+    return _OutputLayout(tensors, encoded) if encoded else _layout(tensors)
 
 
 def next_header(
@@ -312,11 +333,23 @@ def _runs(slices: Sequence[common_pb2.Slice]) -> list[tuple[int, int]]:
     return runs
 
 
-def _fill(
-    targets: Sequence[Array], outputs: Sequence[Array], runs: list[tuple[int, int]] | None
-) -> None:
-    """Copies outputs into `targets`; with `runs`, only those rows, one range after the other."""
-    for target, output in zip(targets, outputs, strict=True):
+def _encoded(copies: Sequence[Copied]) -> list[Copied]:
+    """Returns what to copy, with the encodings of their rows in place of outputs of BYTES."""
+    return [
+        (output, runs) if output.dtype != np.object_ else (_encoding(output, runs), None)
+        for output, runs in copies
+    ]
+
+
+def _encoding(output: Array, runs: list[tuple[int, int]] | None) -> Array:
+    if runs is not None:
+        output = np.concatenate([output[start : start + count] for start, count in runs])
+    return np.frombuffer(encode_bytes(output), np.uint8)
+
+
+def _fill(targets: Sequence[Array], copies: Sequence[Copied]) -> None:
+    """Copies outputs into `targets`, those with runs of rows one range after the other."""
+    for target, (output, runs) in zip(targets, copies, strict=True):
         if runs is None:
             np.copyto(target, output, casting="no")
             continue

@@ -25,6 +25,8 @@ class LoadedPartition:
     """Measured compute time of batches of 1, 2, ... rows, in nanoseconds."""
     content: str = ""
     """Digest of the model version's content; empty if it is unknown."""
+    pads: bool = False
+    """True if rows of unlike sizes may share a batch: the model ignores the zeros behind them."""
     uses: int = 0
     """Number of batches that still need the executor."""
     retired: bool = False

@@ -10,7 +10,7 @@ import numpy as np
 from catenary_agent.devices.device_errors import of_executor
 from catenary_agent.partitioning.signature import PartitionSignature, Shape
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ANY, ARRAY_DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput
 
 
@@ -59,7 +59,7 @@ def check_arrays(specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], batc
         names = ", ".join(spec.name for spec in specs)
         raise InvalidInput("tensors", f"{len(arrays)} given, {len(specs)} expected: {names}")
     for spec, array in zip(specs, arrays, strict=True):
-        if array.dtype != DTYPE_OF[spec.datatype]:
+        if array.dtype != ARRAY_DTYPE_OF[spec.datatype]:
             raise InvalidInput(spec.name, f"has datatype {array.dtype}, expected {spec.datatype}")
         if len(array.shape) != len(spec.shape) or any(
             want not in (ANY, size) for want, size in zip(spec.shape, array.shape, strict=True)

@@ -32,7 +32,7 @@ from catenary_services.devices.catalogue import find_device_class
 from catenary_services.devices.roofline import estimate
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.profile import ModelProfile
-from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.domain.tensors import zeros
 from catenary_services.errors import InvalidInput, NotSupported
 
 _Times = dict[str, tuple[int, ...]]
@@ -109,7 +109,7 @@ class EmulatedPart(PartExecutor):
         assert shapes is not None
         if outputs is None:
             results = [
-                np.zeros(shape, DTYPE_OF[spec.datatype])
+                zeros(spec.datatype, shape)
                 for spec, shape in zip(self.outputs, shapes, strict=True)
             ]
         else:
@@ -117,7 +117,7 @@ class EmulatedPart(PartExecutor):
             check_outputs(self.outputs, results)
         given = {spec.name: array for spec, array in zip(self.inputs, inputs, strict=True)}
         for spec, result in zip(self.outputs, results, strict=True):
-            result[...] = given.get(spec.name, 0)
+            result[...] = given.get(spec.name, zeros(spec.datatype, ()))
         left_ns = self.compute_ns(self.ends.rows(inputs)) - (time.perf_counter_ns() - started)
         if self._slowdown > 0 and left_ns > 0:
             time.sleep(left_ns / 1e9)

@@ -24,6 +24,7 @@ from catenary_agent.executors.onnx_device import (
     choose_providers,
     preload_libraries,
 )
+from catenary_agent.executors.onnx_texts import to_elements, to_texts
 from catenary_agent.partitioning.jailed import PartOrder, WeightRanges, extracted_part
 from catenary_agent.partitioning.onnx_file import external_tensors
 from catenary_agent.partitioning.onnx_graph import (
@@ -36,7 +37,7 @@ from catenary_agent.partitioning.signature import PartitionSignature, Shape
 from catenary_agent.partitioning.words import words
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
-from catenary_services.domain.tensors import TensorSpec
+from catenary_services.domain.tensors import BYTES, TensorSpec
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.child import JailWorkspace
 from catenary_services.models.model_repository import ModelRepository
@@ -49,8 +50,9 @@ _DATA_DEPENDENT = words("""
 _COPIED_BYTES = 128 * 1024
 """Results up to this size are copied to the caller's buffers: binding buffers costs more (35
 us)."""
-_EXTERNAL_BYTES = 1 << 30
-"""Parts above this size keep their weights in a second file: a protobuf ends at 2 GiB."""
+_EXTERNAL_BYTES = 64 << 20
+"""Parts above this size keep their weights in a second file: a session maps it, and need not hold
+the bytes of the graph beside them. A protobuf ends at 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ class OnnxPart(PartExecutor):
         self._passed: set[tuple[object, ...]] = set()
         """The datatypes and shapes of arrays that have passed the checks."""
         self._on_device: DeviceRuns | None = None
-        if options.device.kind == "cuda":
+        self._has_texts = any(spec.datatype == BYTES for spec in (*ends.inputs, *ends.outputs))
+        # Texts stay on the host, so a part with texts has no buffers on the device.
+        if options.device.kind == "cuda" and not self._has_texts:
             place = ("cuda", options.device.index)
             self._on_device = DeviceRuns(self._session, *place, keep=self._shapes_repeat)
 
@@ -112,7 +116,7 @@ class OnnxPart(PartExecutor):
         else:
             results = list(outputs)
             size = sum(array.nbytes for array in results)
-            if self._on_device is not None or size <= _COPIED_BYTES:
+            if self._on_device is not None or self._has_texts or size <= _COPIED_BYTES:
                 for index, made in enumerate(self._run_new(inputs, feeds)):
                     self._copy(index, made, results)
             else:
@@ -146,14 +150,15 @@ class OnnxPart(PartExecutor):
     def _run_new(
         self, inputs: Sequence[np.ndarray], feeds: dict[str, np.ndarray]
     ) -> list[np.ndarray]:
+        names = list(self._made.values())
+        on_device = self._on_device
+        if self._has_texts:
+            feeds = {name: to_texts(array, name) for name, array in feeds.items()}
         try:
-            names = list(self._made.values())
-            on_device = self._on_device
-            made = iter(
-                on_device.run(feeds, names) if on_device else self._session.run(names, feeds)
-            )
+            results = on_device.run(feeds, names) if on_device else self._session.run(names, feeds)
         except Exception as error:  # ONNX Runtime's own exception classes share no root
             raise self._failure(error) from error
+        made = iter(map(to_elements, results) if self._has_texts else results)
         return [next(made) if source is None else inputs[source] for source in self._sources]
 
     def _run_into(

@@ -21,11 +21,12 @@ from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.torch_archive import load_program
 from catenary_agent.partitioning.torch_graph import TorchModel, extract_part, load_torch
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.child import JailWorkspace
 from catenary_services.models.model_repository import ModelRepository
 
+_SPECIALISED = 2
 _TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in DTYPE_OF.items()}
 
 
@@ -36,9 +37,12 @@ class TorchPart(PartExecutor):
         """Loads an extracted part; `load_torch_part` extracts it first.
 
         Raises:
-            NotSupported: PyTorch does not see the device.
+            NotSupported: PyTorch does not see the device, or has no tensors of a datatype.
         """
         super().__init__(ends)
+        for spec in (*ends.inputs, *ends.outputs):
+            if spec.datatype not in _TORCH_OF:
+                raise NotSupported(f"{ends.key}: {spec.name} is {spec.datatype}; PyTorch has none")
         self._device = _torch_device(device)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -138,17 +142,59 @@ def write_part(source: TorchModel, ends: PartitionSignature, folder: Path) -> No
     wanted = [spec for spec in ends.outputs if spec.name not in given]
     part = extract_part(source, ends.inputs, wanted)
     # Exporting specialises a size of 1, so the example has two rows where rows are free.
-    arrays = ends.example_arrays(2)
-    rows = torch.export.Dim("batch", min=1) if ends.batched else None
+    arrays = tuple(torch.from_numpy(array) for array in ends.example_arrays(2))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        program = torch.export.export(
-            part,
-            tuple(torch.from_numpy(array) for array in arrays),
-            dynamic_shapes=tuple({0: rows} if rows else {} for _ in arrays),
-            strict=False,
-        )
+        try:
+            program = _exported(part, arrays, _free_sizes(source, ends, named=True))
+        except Exception:  # the exporter raises whatever tracing raises
+            # A size has limits of its own in this part: the exporter finds them if it has no name.
+            try:
+                program = _exported(part, arrays, _free_sizes(source, ends, named=False))
+            except Exception as error:
+                text = (str(error).splitlines() or [type(error).__name__])[0][:300]
+                raise InvalidInput(str(ends.key), f"cannot be exported: {text}") from None
         torch.export.save(program, folder / "part.pt2")
+
+
+def _exported(
+    part: Any, arrays: tuple[torch.Tensor, ...], sizes: tuple[dict[int, Any], ...]
+) -> Any:
+    return torch.export.export(part, arrays, dynamic_shapes=sizes, strict=False)
+
+
+def _free_sizes(
+    source: TorchModel, ends: PartitionSignature, *, named: bool
+) -> tuple[dict[int, Any], ...]:
+    """Returns which sizes of a part's inputs are free.
+
+    Args:
+        source: The whole program.
+        ends: The part.
+        named: Whether sizes of one symbol are said to be equal; else only the batch's are.
+    """
+    known: dict[str, Any] = {}
+    expressions = source.sizes_of(ends.inputs)
+    batch = expressions[0][0] if ends.batched else ""
+
+    def size_of(text: str) -> Any:
+        if not text.isidentifier() or (text != batch and not named):
+            return torch.export.Dim.DYNAMIC  # such as 2*s77, which is computed from others
+        if text not in known:
+            least, most = source.ranges.get(text, (0, None))
+            # The exporter writes 2 for 0 and 1 where nobody has said that they may be.
+            least = least if least > _SPECIALISED else 1
+            known[text] = torch.export.Dim(text, min=least, max=most)
+        return known[text]
+
+    return tuple(
+        {
+            axis: size_of(text)
+            for axis, text in enumerate(texts)
+            if spec.shape[axis] == ANY and not text.isdecimal()
+        }
+        for spec, texts in zip(ends.inputs, expressions, strict=True)
+    )
 
 
 def _into(tensor: torch.Tensor, spec: TensorSpec, target: np.ndarray | None) -> np.ndarray:

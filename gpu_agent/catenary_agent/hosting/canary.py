@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import tempfile
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -134,7 +135,14 @@ class Canary:
 
 def part_answer(executor: Executor) -> Answer:
     """Returns the answer of a part to its fixed input of one row."""
-    return [each.copy() for each in executor.run(executor.ends.example_arrays(1))]
+    return [_numbers(each) for each in executor.run(executor.ends.example_arrays(1))]
+
+
+def _numbers(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns a copy of a part's output; of texts, numbers that differ where the texts do."""
+    if values.dtype == np.object_:
+        return np.array([zlib.crc32(element) for element in values.reshape(-1)], np.float64)
+    return values.copy()
 
 
 def decoder_answer(executor: DecoderExecutor) -> Answer:

@@ -202,8 +202,9 @@ class PartitionLoader:
             # A measurement may still run; the executor is closed behind it on the same thread.
             self._engine.on_compute_thread(lambda: _close(executor))
             raise
+        pads = self._host.repository.manifest(key.model).text_tokens > 0
         loaded = LoadedPartition(
-            executor, order.float16_boundaries, order.max_batch, compute_ns, content
+            executor, order.float16_boundaries, order.max_batch, compute_ns, content, pads
         )
         self._engine.partitions.add(loaded)
         return loaded

@@ -14,7 +14,7 @@ from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable
-from catenary_services.domain.tensors import ANY, DTYPE_OF
+from catenary_services.domain.tensors import ANY, ARRAY_DTYPE_OF
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.orders import JailLimits
 from catenary_services.jail.run import JailedWork, run_jailed
@@ -56,6 +56,10 @@ class CutOrder(msgspec.Struct, frozen=True):
     blocks: int
     smallest_ns: float
     example: dict[str, SentArray]
+    dimensions: dict[str, int]
+    """Sizes of dimensions that the model leaves free."""
+    text_tokens: int = 0
+    """The most tokens of a text; with this length the model is measured. 0 if it takes none."""
 
 
 class PartOrder(msgspec.Struct, frozen=True):
@@ -141,7 +145,9 @@ def extracted_part(
                 reading.begin_own()
             run_jailed(work_on_model(file, platform, target, job, wanted), into=folder)
 
-    name = PartName.of(table.model_hash, (ends.inputs, ends.outputs), variant)
+    # The graph's digest says nothing about weights that lie beside it.
+    source = repository.content_digest(model) or table.model_hash
+    name = PartName.of(source, (ends.inputs, ends.outputs), variant)
     with part_folder(repository.folder(model) / CACHE_FOLDER, name, build) as folder:
         yield folder
 
@@ -191,7 +197,7 @@ def checked_table(table: BlockTable, subject: str) -> BlockTable:
     tensors = [tensor for boundary in table.boundaries for tensor in boundary.tensors]
     plain = all(
         0 < len(tensor.name) <= _LONGEST_NAME
-        and tensor.datatype in DTYPE_OF
+        and tensor.datatype in ARRAY_DTYPE_OF
         and len(tensor.shape) <= _MOST_DIMENSIONS
         and all(ANY <= size <= _LARGEST_SIZE for size in tensor.shape)
         for tensor in tensors

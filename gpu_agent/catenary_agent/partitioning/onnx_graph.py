@@ -7,6 +7,8 @@ costs time, so a convolution and what directly follows it are bonded.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +17,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from catenary_agent.partitioning.graph import CutGraph, GraphNode
-from catenary_agent.partitioning.onnx_file import read_onnx
+from catenary_agent.partitioning.onnx_file import external_tensors, first_line, read_onnx
 from catenary_agent.partitioning.words import words
-from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ANY, BYTES, DTYPE_OF, TensorSpec
+from catenary_services.errors import InvalidInput
 
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _NORMS = frozenset({"BatchNormalization", "InstanceNormalization"})
@@ -27,6 +30,10 @@ _ACTIVATIONS = words("""
 """)
 _ARITHMETIC = frozenset({"Add", "Mul", "Sum"})
 _PLAIN = frozenset({"Identity", "Dropout"})
+_DOMAINS = words("ai.onnx ai.onnx.ml ai.onnx.preview com.microsoft") | {""}
+"""The domains whose operators ONNX Runtime has; functions of others are inlined."""
+_NODE = "block_node_"
+_NODE_NUMBER = re.compile(rf"{_NODE}(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,17 @@ class OnnxModel:
     data_nodes: tuple[ir.Node, ...]
     """The nodes in topological order; named "block_node_<index>" so that profiles can refer to
     them."""
+    node_names: tuple[str, ...]
+    """The names that the file has for them, each with its operator, for messages."""
+
+    def with_names(self, text: str) -> str:
+        """Returns a message about this model with its nodes named as in the file."""
+
+        def name_of(match: re.Match[str]) -> str:
+            index = int(match[1])
+            return self.node_names[index] if index < len(self.node_names) else match[0]
+
+        return _NODE_NUMBER.sub(name_of, text)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -83,17 +101,24 @@ def load_onnx(path: Path) -> OnnxModel:
     steps = (
         passes.InlinePass(),
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.LiftSubgraphInitializersToMainGraphPass(),
         passes.RemoveInitializersFromInputsPass(),
         passes.RemoveUnusedNodesPass(),
         passes.TopologicalSortPass(),
     )
     for step in steps:
-        model = step(model).model
+        try:
+            model = step(model).model
+        except (ir.passes.InvariantError, ir.passes.PassError, ValueError) as error:
+            # A function that calls itself, was written for another opset, or forms a cycle.
+            raise InvalidInput(path.name, f"cannot be cut: {first_line(error)}") from error
+    _check(model, path.name)
     model.ir_version = max(model.ir_version, 8)
     data_nodes = tuple(_reachable(model.graph))
+    names = tuple(f"{node.name or 'a node'} ({node.op_type})" for node in data_nodes)
     for index, node in enumerate(data_nodes):
-        node.name = f"block_node_{index}"
-    return OnnxModel(model, data_nodes)
+        node.name = f"{_NODE}{index}"
+    return OnnxModel(model, data_nodes, names)
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
@@ -129,7 +154,7 @@ def extract_part(
             value.shape = None
     for values, specs in ((graph.inputs, used), (graph.outputs, outputs)):
         for value, spec in zip(values, specs, strict=True):
-            value.type = ir.TensorType(ir.DataType.from_numpy(DTYPE_OF[spec.datatype]))
+            value.type = ir.TensorType(_type_of(spec.datatype))
             value.shape = ir.Shape([None if size == ANY else size for size in spec.shape])
     graph.opset_imports.update(source.model.graph.opset_imports)
     return ir.Model(graph, ir_version=source.model.ir_version, producer_name="catenary")
@@ -161,6 +186,29 @@ def with_float16_ends(
             outer.name, outer.type, outer.shape = f"{value.name}{suffix}", half, value.shape
             graph.append(cast)
             graph.outputs[index] = outer
+
+
+def _check(model: ir.Model, file: str) -> None:
+    """Checks what ONNX Runtime would refuse without saying where.
+
+    Raises:
+        InvalidInput: An operator is of no known domain, or the outputs are not distinct values.
+    """
+    for node in model.graph.all_nodes():
+        if node.domain not in _DOMAINS:
+            text = f"has {node.domain}::{node.op_type} at node {node.name!r}: nobody can run that"
+            raise InvalidInput(file, text)
+    weights = model.graph.initializers.values()
+    outer = {id(value.const_value) for value in weights}
+    for tensor in external_tensors(model):
+        if id(tensor) not in outer:  # nothing moves those of a branch from file to file
+            raise InvalidInput(file, f"keeps {tensor.name!r}, which is inside of a node, beside it")
+    outputs = Counter(_name(value) for value in model.graph.outputs)
+    for name, times in outputs.items():
+        if times > 1:
+            raise InvalidInput(file, f"has the output {name!r} {times} times")
+    if not outputs or not model.graph.inputs:
+        raise InvalidInput(file, "has no inputs or no outputs")
 
 
 def _inputs_needed(source: OnnxModel, given: set[str], wanted: Sequence[str]) -> set[str]:
@@ -221,6 +269,12 @@ def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
+
+
+def _type_of(datatype: str) -> ir.DataType:
+    if datatype == BYTES:
+        return ir.DataType.STRING
+    return ir.DataType.from_numpy(DTYPE_OF[datatype])
 
 
 def _name(value: ir.Value) -> str:

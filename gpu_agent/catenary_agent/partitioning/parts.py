@@ -1,6 +1,6 @@
 """Extracted parts on disk, so that an agent reads only the weights it serves.
 
-A part is kept in a folder named by the SHA-256 of everything that determines it: the model file,
+A part is kept in a folder named by the SHA-256 of everything that determines it: the model's files,
 the cut, the library and this program's way of cutting. Beside its files is `part.json` with all
 these facts and the digests of the files. A part is used only if its files match `part.json`; one
 that is torn, truncated or altered is deleted and built again.
@@ -37,7 +37,7 @@ from catenary_services.log import get_logger
 
 CACHE_FOLDER = ".parts"
 PART_FILE = "part.json"
-_FORMAT = 2
+_FORMAT = 3
 """Version of the way parts are extracted; parts of another version are not used."""
 _LARGEST_BYTES = 1 << 20
 
@@ -49,7 +49,7 @@ class PartName:
     """The facts that determine a part."""
 
     source: str
-    """The SHA-256 of the model file."""
+    """The digest of the model version's content; that of the model file where it has no record."""
     cut: str
     """The SHA-256 of the tensors at its two ends."""
     variant: str
@@ -60,7 +60,7 @@ class PartName:
     def of(
         source: str, ends: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]], variant: str
     ) -> PartName:
-        """Returns the name of the part between two sets of tensors of a model file."""
+        """Returns the name of the part between two sets of tensors of a model."""
         described = [[[t.name, t.datatype, *t.shape] for t in end] for end in ends]
         return PartName(source, hashlib.sha256(json.dumps(described).encode()).hexdigest(), variant)
 

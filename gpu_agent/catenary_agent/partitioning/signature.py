@@ -9,7 +9,7 @@ import numpy as np
 
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
-from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ARRAY_DTYPE_OF, TensorSpec, zeros
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 
@@ -71,15 +71,17 @@ class PartitionSignature:
     def example_arrays(self, rows: int) -> list[np.ndarray]:
         """Returns inputs of the example shapes, with `rows` rows if batched.
 
-        Floating-point values are random, others are zero.
+        Floating-point values are random, others are zero; texts are empty.
         """
         generator = np.random.default_rng(0)
         arrays = []
         for spec, example in zip(self.inputs, self.example_inputs, strict=True):
             shape = (rows, *example[1:]) if self.batched else example
-            dtype = DTYPE_OF[spec.datatype]
-            values = generator.random(shape) if dtype.kind == "f" else np.zeros(shape)
-            arrays.append(values.astype(dtype))
+            dtype = ARRAY_DTYPE_OF[spec.datatype]
+            is_float = dtype.kind == "f"
+            arrays.append(
+                generator.random(shape).astype(dtype) if is_float else zeros(spec.datatype, shape)
+            )
         return arrays
 
     def rows(self, inputs: Sequence[np.ndarray]) -> int:

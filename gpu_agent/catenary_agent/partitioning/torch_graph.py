@@ -1,15 +1,16 @@
 """PyTorch front end: a torch.export program becomes a `CutGraph`, and ranges of it new programs.
 
-The batch is the only symbolic size. Nodes that depend only on shapes (sizes, masks and positions
-made from them) are not data: every part that needs them gets a copy, with the batch size read from
-the part's first input. Otherwise a mask would cross every boundary of a transformer.
+Nodes that depend only on shapes (sizes, masks and positions made from them) are not data: every
+part that needs them gets a copy, with each size read from an input of the part that has it. Where
+no tensor at a position has a size that is needed later, the program is not cut. Otherwise a mask
+would cross every boundary of a transformer.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class TorchModel:
     placeholders: tuple[fx.Node, ...]
     returned: tuple[fx.Node, ...]
     data_nodes: tuple[fx.Node, ...]
+    ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    """The least and the most that each symbol of a size may be; None for no limit."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -74,6 +77,16 @@ class TorchModel:
             specs.append(TensorSpec(node.name, DATATYPE_OF_TORCH[value.dtype], shape))
         return specs
 
+    def dimension_names(self) -> list[list[str]]:
+        """Returns the names that the program has for the sizes of each input; "" for known ones."""
+        sizes = [_sizes_of(node) for node in self.placeholders]
+        return [["" if size.isdecimal() else size for size in each] for each in sizes]
+
+    def sizes_of(self, tensors: Sequence[TensorSpec]) -> list[list[str]]:
+        """Returns the expressions of the sizes of some tensors, such as "2", "s77" or "2*s77"."""
+        by_name = {node.name: node for node in self.module.graph.nodes}
+        return [_sizes_of(by_name[spec.name]) for spec in tensors]
+
     def cut_graph(
         self,
         value_bytes: Mapping[str, int],
@@ -81,6 +94,26 @@ class TorchModel:
         immovable: frozenset[str] = frozenset(),
     ) -> CutGraph:
         """Returns the graph to cut, with measured sizes and times."""
+        graph = self._whole_graph(value_bytes, cost_ns, immovable)
+        # A bond of neighbours forbids the position between them.
+        uncut = frozenset((position - 1, position) for position in self._sizeless(graph))
+        return replace(graph, bonds=graph.bonds | uncut)
+
+    def _sizeless(self, graph: CutGraph) -> Iterator[int]:
+        """Yields the positions behind which a size is needed that no tensor there has."""
+        by_name = {node.name: node for node in self.module.graph.nodes}
+        data = {*self.placeholders, *self.data_nodes}
+        needed: set[str] = set()
+        sets = graph.crossing_sets()
+        for position in range(len(self.data_nodes) - 1, 0, -1):
+            needed |= _sizes_behind(self.data_nodes[position], data)
+            had = {text for name in sets[position] for text in _sizes_of(by_name[name])}
+            if not needed <= had:
+                yield position
+
+    def _whole_graph(
+        self, value_bytes: Mapping[str, int], cost_ns: Sequence[float], immovable: frozenset[str]
+    ) -> CutGraph:
         known = set(self.data_nodes) | set(self.placeholders)
         nodes = tuple(
             GraphNode(
@@ -118,11 +151,25 @@ def load_torch(path: Path) -> TorchModel:
             what = next(iter([*changed.values(), *map(str, kept)]))
             # The next request would read what this one has written.
             raise InvalidInput(path.name, f"changes {what!r}, which outlives a request")
-    return of_module(program.module())
+    ranges = {
+        str(symbol): (_bound(limits.lower) or 0, _bound(limits.upper))
+        for symbol, limits in program.range_constraints.items()
+    }
+    return of_module(program.module(), ranges)
 
 
-def of_module(module: Any) -> TorchModel:
+def _bound(limit: Any) -> int | None:
+    return int(limit) if limit.is_Integer else None
+
+
+def of_module(
+    module: Any, ranges: Mapping[str, tuple[int, int | None]] | None = None
+) -> TorchModel:
     """Returns the model of an unlifted graph module (`ExportedProgram.module()`).
+
+    Args:
+        module: The module.
+        ranges: See `TorchModel.ranges`.
 
     Raises:
         NotSupported: It returns something that is not a tensor.
@@ -133,7 +180,7 @@ def of_module(module: Any) -> TorchModel:
     returned = tuple(output) if isinstance(output, tuple | list) else (output,)
     if not all(isinstance(node, fx.Node) for node in returned):
         raise NotSupported("the program returns something that is not a tensor")
-    return TorchModel(module, placeholders, returned, tuple(_data_nodes(nodes)))
+    return TorchModel(module, placeholders, returned, tuple(_data_nodes(nodes)), ranges or {})
 
 
 def extract_part(
@@ -151,16 +198,19 @@ def extract_part(
     copies: dict[fx.Node, fx.Node] = {}
     for spec in inputs:
         copies[by_name[spec.name]] = graph.placeholder(spec.name)
-    first = next(iter(copies.values()))
-    needed = _needed([by_name[spec.name] for spec in outputs], set(copies))
+    places: dict[str, tuple[fx.Node, int]] = {}
+    for node, copy in copies.items():
+        for axis, text in enumerate(_sizes_of(node)):
+            places.setdefault(text, (copy, axis))
+    needed = _needed([by_name[spec.name] for spec in outputs], set(copies), set(places))
     for node in source.module.graph.nodes:
         if node not in needed or node in copies:
             continue
         if node.op == "placeholder":
             raise InvalidInput(node.name, "is needed but not among the part's inputs")
-        if _is_batch_size(node):
-            # Every boundary tensor has the batch first, so any input has its size.
-            copies[node] = graph.call_function(torch.ops.aten.sym_size.int, (first, 0))
+        size = _size_read(node)
+        if size is not None and size in places:
+            copies[node] = graph.call_function(torch.ops.aten.sym_size.int, places[size])
         else:
             copies[node] = graph.node_copy(node, lambda old: copies[old])
     graph.output(tuple(copies[by_name[spec.name]] for spec in outputs))
@@ -169,7 +219,8 @@ def extract_part(
     return part
 
 
-def _needed(wanted: Sequence[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
+def _needed(wanted: Sequence[fx.Node], given: set[fx.Node], sizes: set[str]) -> set[fx.Node]:
+    """Returns the nodes that compute `wanted` from the `given` ones and known `sizes`."""
     seen: set[fx.Node] = set()
     stack = list(wanted)
     while stack:
@@ -177,13 +228,44 @@ def _needed(wanted: Sequence[fx.Node], given: set[fx.Node]) -> set[fx.Node]:
         if node in seen or node in given:
             continue
         seen.add(node)
-        if not _is_batch_size(node):
+        if _size_read(node) not in sizes:
             stack.extend(node.all_input_nodes)
     return seen
 
 
-def _is_batch_size(node: fx.Node) -> bool:
-    return node.target is torch.ops.aten.sym_size.int and bool(node.args[1] == 0)
+def _sizes_of(node: fx.Node) -> list[str]:
+    """Returns the expressions of a tensor's sizes; () for what is no tensor."""
+    value = node.meta.get("val")
+    return [str(size) for size in value.shape] if isinstance(value, torch.Tensor) else []
+
+
+def _size_read(node: fx.Node) -> str | None:
+    """Returns the expression of the size that a node reads from a tensor; None for other nodes."""
+    if node.target is not torch.ops.aten.sym_size.int:
+        return None
+    source, axis = node.args
+    assert isinstance(source, fx.Node)
+    assert isinstance(axis, int)
+    sizes = _sizes_of(source)
+    return sizes[axis] if -len(sizes) <= axis < len(sizes) else None
+
+
+def _sizes_behind(node: fx.Node, data: set[fx.Node]) -> set[str]:
+    """Returns the sizes that are read from tensors in order to compute a node from its data."""
+    found: set[str] = set()
+    seen = set(data)
+    stack = list(node.all_input_nodes)
+    while stack:
+        source = stack.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        size = _size_read(source)
+        if size is None:
+            stack.extend(source.all_input_nodes)
+        elif not size.isdecimal():
+            found.add(size)
+    return found
 
 
 def _data_nodes(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:

@@ -18,7 +18,6 @@ from typing import Any
 from catenary_agent.partitioning.torch_sizes import (
     LARGEST_INTEGER,
     MOST_BITS,
-    NAME,
     SIZE_BITS,
     SizeRules,
 )
@@ -123,9 +122,8 @@ class _Vetting:
         for node in graph["nodes"]:
             self._check_node(node)
         for name, limits in document.get("range_constraints", {}).items():
-            if not NAME.fullmatch(name) or not all(
-                limit is None or abs(limit) <= LARGEST_INTEGER for limit in limits.values()
-            ):
+            self._sizes.check_size(name)  # of products of sizes, too
+            if not all(limit is None or abs(limit) <= LARGEST_INTEGER for limit in limits.values()):
                 raise self._refused(f"has a size that is not arithmetic: {name[:200]!r}")
         self._check_texts(document)
 

@@ -20,7 +20,7 @@ from catenary_agent.partitioning.words import words
 from catenary_agent.preparing.costs import Operation, kernels_of
 from catenary_agent.preparing.onnx_probe import OnnxProbe
 from catenary_services.domain.model import BlockCosts, BlockTable, KernelCost
-from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.domain.tensors import ARRAY_DTYPE_OF, BYTES, zeros
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -44,7 +44,7 @@ def count_onnx(file: Path, table: BlockTable, parts: Sequence[PartitionSignature
         spec.name: _example(spec.datatype, shape)
         for spec, shape in zip(parts[0].inputs, parts[0].example_inputs, strict=True)
     }
-    with OnnxProbe(source) as probe:
+    with OnnxProbe(source, file.name) as probe:
         shapes = {name: array.shape for name, array in probe.run(example).items()}
     data = {value.name for node in source.data_nodes for value in node.outputs}
     data.update(source.inputs)
@@ -58,7 +58,9 @@ def count_onnx(file: Path, table: BlockTable, parts: Sequence[PartitionSignature
 
 
 def _example(datatype: str, shape: tuple[int, ...]) -> np.ndarray:
-    dtype = DTYPE_OF[datatype]
+    if datatype == BYTES:
+        return zeros(datatype, shape)
+    dtype = ARRAY_DTYPE_OF[datatype]
     values = (
         np.random.default_rng(0).standard_normal(shape) if dtype.kind == "f" else np.ones(shape)
     )

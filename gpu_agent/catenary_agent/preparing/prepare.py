@@ -34,14 +34,15 @@ from catenary_agent.partitioning.signature import PartitionSignature, wire_bound
 from catenary_agent.preparing import cutting
 from catenary_agent.preparing.counting import count_kernels
 from catenary_agent.preparing.cutting import choose_cuts
-from catenary_agent.preparing.probe import ProbedModel, ProbeResult, Values
+from catenary_agent.preparing.probe import ProbedModel, ProbeOrder, ProbeResult, Values
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.model import BlockCosts, BlockTable, Boundary
-from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ANY, BYTES, DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.child import JailWorkspace
 from catenary_services.jail.run import run_jailed
 from catenary_services.models.model_repository import ExampleShapes, ModelRepository
+from catenary_services.transport.bytes_tensors import decode_bytes, encode_bytes
 
 _RUNS = 5
 _BALANCED = 1.3
@@ -70,7 +71,7 @@ def prepare_model(
 
     Raises:
         InvalidInput: The file is not a model, or runs at no size tried.
-        NotSupported: Its inputs or outputs are not fixed-size tensors.
+        NotSupported: Its inputs or outputs are not tensors of datatypes that are sent.
     """
     if blocks < 1:
         raise InvalidInput("blocks", f"is {blocks}, not at least 1")
@@ -87,14 +88,32 @@ def prepare_model(
         blocks=blocks,
         smallest_ns=cutting.SMALLEST_BLOCK_NS,
         example={name: _sent(array) for name, array in (example or {}).items()},
+        dimensions=dict(manifest.dimensions),
+        text_tokens=manifest.text_tokens,
     )
     target = f"{cut_in_jail.__module__}:{cut_in_jail.__name__}"
     work = work_on_model(file, manifest.platform, target, msgspec.json.encode(order))
     made = answer_of(run_jailed(work), CutModel, file.name)
     table = replace(checked_table(made.table, file.name), model_hash=model_hash)
+    if manifest.text_tokens:
+        _check_for_texts(table)
     repository.write_block_table(key, table, checked_examples(made.examples, table, file.name))
     repository.record_content(key)
     return table
+
+
+def _check_for_texts(table: BlockTable) -> None:
+    """Checks that texts of unlike lengths may share a batch of a model.
+
+    Raises:
+        NotSupported: They may not; the tensor is named.
+    """
+    if not table.batched:
+        raise NotSupported("text_tokens: the first size of inputs and outputs is not the batch")
+    for tensor in table.boundaries[-1].tensors:
+        if ANY in tensor.shape[1:]:
+            text = f"text_tokens: the output {tensor.name!r} has a size that texts decide"
+            raise NotSupported(text)
 
 
 def cut_in_jail(job: bytes, room: JailWorkspace) -> bytes:
@@ -105,11 +124,11 @@ def cut_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     if order.platform == "pytorch_exported":
         from catenary_agent.preparing.torch_probe import probe_torch
 
-        probed = probe_torch(file, example)
+        probed = probe_torch(file, ProbeOrder(example, order.dimensions, order.text_tokens))
     else:
         from catenary_agent.preparing.onnx_probe import probe_onnx
 
-        probed = probe_onnx(file, example)
+        probed = probe_onnx(file, ProbeOrder(example, order.dimensions, order.text_tokens))
     table = _cut(probed, order)
     table = replace(table, kernels=_counted(probed, table, order, file))
     return msgspec.json.encode(CutModel(table, _example_shapes(probed, table)))
@@ -140,10 +159,14 @@ def _signature(
 
 
 def _sent(array: np.ndarray) -> SentArray:
-    return SentArray(DATATYPE_OF[array.dtype], array.shape, array.tobytes())
+    datatype = DATATYPE_OF[array.dtype]
+    content = encode_bytes(array) if datatype == BYTES else array.tobytes()
+    return SentArray(datatype, array.shape, content)
 
 
 def _received(sent: SentArray) -> np.ndarray:
+    if sent.datatype == BYTES:
+        return decode_bytes(sent.content, sent.shape)
     return np.frombuffer(sent.content, DTYPE_OF[sent.datatype]).reshape(sent.shape).copy()
 
 
@@ -152,8 +175,9 @@ def _cut(probed: ProbedModel, order: CutOrder) -> BlockTable:
     probe = probed.probe
     ends = [spec for name, spec in probe.specs.items() if name in probe.example]
     ends += [probe.specs[name] for name in probed.outputs if name in probe.specs]
-    if len({*probed.outputs} - probe.specs.keys()) > 0:
-        raise NotSupported(f"{key}: an output is not a tensor of a fixed-size datatype")
+    for name in probed.outputs:
+        if name not in probe.specs:
+            raise NotSupported(f"{key}: the output {name!r} is of a type that cannot be sent")
     batched = probe.is_batched([spec.name for spec in ends])
     immovable = frozenset(
         name

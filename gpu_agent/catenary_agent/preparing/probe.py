@@ -8,7 +8,7 @@ counts as *batched* only if its rows follow the rows of the input.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,9 @@ from catenary_agent.executors.base import Executor
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_services.domain.model import BlockTable
-from catenary_services.domain.tensors import ANY, DATATYPE_OF, DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ANY, ARRAY_DTYPE_OF, DATATYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput
+from catenary_services.transport.bytes_tensors import encoded_bytes
 
 Values = Mapping[str, np.ndarray]
 RunAll = Callable[[Values], Values]
@@ -28,6 +29,27 @@ inputs."""
 FREE_SIZES = ((224, 192), (64, 96), (48, 64), (32, 48), (16, 32), (8, 12), (4, 6), (1, 2))
 """Pairs of sizes tried for free dimensions. The first size is the one the model has to accept; the
 second one checks which dimensions vary."""
+
+
+_WORDS = np.array([b"one", b"two", b"a longer one"], np.object_)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """What is known of the inputs of a model before it is run."""
+
+    example: Values | None = None
+    """Inputs of one row to use instead of random ones, for models that accept few."""
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of free dimensions, by name (`with_sizes`)."""
+    largest: int = 0
+    """The largest size of free dimensions, which is tried first; 0 if it is not known."""
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of sizes to try for free dimensions."""
+        known = ((self.largest, max(1, self.largest * 3 // 4)),) if self.largest else ()
+        return (*known, *FREE_SIZES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +84,19 @@ class ProbedModel:
     """A function that extracts a part into a folder and loads it."""
 
 
-def probe_model(
-    inputs: Sequence[TensorSpec], run: RunAll, example: Values | None = None
-) -> ProbeResult:
+def probe_model(inputs: Sequence[TensorSpec], run: RunAll, order: ProbeOrder) -> ProbeResult:
     """Runs a model at one and two rows, and at a second size if sizes are free.
 
     Args:
         inputs: Declared inputs, `ANY` where a dimension is free.
         run: Runs the model.
-        example: Inputs of one row to use instead of random ones, for models that accept few.
+        order: What is known of its inputs.
 
     Raises:
         InvalidInput: The model runs at no size tried.
     """
-    sizes, small, one = _first_run(inputs, run, example)
+    example = order.example
+    sizes, small, one = _first_run(inputs, run, order)
     seen = [one]
     free = [i for i, spec in enumerate(inputs) if spec.shape[:1] == (ANY,)]
     batched: frozenset[str] = frozenset()
@@ -91,8 +112,11 @@ def probe_model(
         if two is not None:
             batched = frozenset(name for name in one if _follows(one[name], two.get(name)))
     if example is None and any(ANY in spec.shape[1:] for spec in inputs):
-        other = _attempt(run, random_inputs(inputs, 1, sizes[1], seed=2))
-        seen.append(other if other is not None else {})
+        smaller = (size for size, _ in order.sizes if size < sizes[0])
+        attempts = (
+            _attempt(run, random_inputs(inputs, 1, size, seed=2)) for size in (sizes[1], *smaller)
+        )
+        seen.append(next((other for other in attempts if other is not None), {}))
     elif len(free) > 0:
         other = _attempt(run, random_inputs(inputs, 2, sizes[0], seed=3)) if not batched else None
         if other is not None:
@@ -107,45 +131,85 @@ def probe_model(
     return ProbeResult(
         batched=batched,
         specs=specs,
-        row_bytes={name: int(array.nbytes) for name, array in one.items()},
+        row_bytes={name: _sent_bytes(array) for name, array in one.items()},
         example=small,
     )
+
+
+def with_sizes(
+    inputs: Sequence[TensorSpec], names: Sequence[Sequence[str]], dimensions: Mapping[str, int]
+) -> list[TensorSpec]:
+    """Returns the declared inputs with sizes for dimensions that are free.
+
+    Args:
+        inputs: Declared inputs, `ANY` where a dimension is free.
+        names: The names that the model has for the dimensions of each input; "" for none.
+        dimensions: Sizes by name, or by "input[axis]".
+
+    Raises:
+        InvalidInput: A name is none of a free dimension.
+    """
+    sized, offered = [], dict[str, None]()
+    for spec, known in zip(inputs, names, strict=True):
+        shape = list(spec.shape)
+        for axis, name in enumerate(known):
+            if shape[axis] == ANY:
+                place = f"{spec.name}[{axis}]"
+                offered.update(dict.fromkeys((name, place) if name else (place,)))
+                shape[axis] = dimensions.get(place, dimensions.get(name, ANY))
+        sized.append(replace(spec, shape=tuple(shape)))
+    for name in dimensions:
+        if name not in offered:
+            free = ", ".join(offered) or "none"
+            raise InvalidInput("dimensions", f"{name!r} is none that the model leaves free: {free}")
+    return sized
 
 
 def random_inputs(
     inputs: Sequence[TensorSpec], rows: int, size: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Returns normally distributed floats, zeros and ones for integers, true for booleans."""
+    """Returns normally distributed floats, zeros and ones for integers, true for booleans.
+
+    Texts are some words.
+    """
     generator = np.random.default_rng(seed)
     made = {}
     for spec in inputs:
         shape = [size if d == ANY else d for d in spec.shape]
         if spec.shape[:1] == (ANY,):
             shape[0] = rows
-        dtype = DTYPE_OF[spec.datatype]
+        dtype = ARRAY_DTYPE_OF[spec.datatype]
         if dtype.kind == "f":
             made[spec.name] = generator.standard_normal(shape).astype(dtype)
         elif dtype.kind == "b":
             made[spec.name] = np.ones(shape, dtype)
+        elif dtype.kind == "O":
+            made[spec.name] = generator.choice(_WORDS, shape).astype(dtype)
         else:
             made[spec.name] = generator.integers(0, 2, shape).astype(dtype)
     return made
 
 
 def _first_run(
-    inputs: Sequence[TensorSpec], run: RunAll, example: Values | None
+    inputs: Sequence[TensorSpec], run: RunAll, order: ProbeOrder
 ) -> tuple[tuple[int, int], Values, Values]:
-    if example is not None:
-        return FREE_SIZES[0], example, run(example)
+    if order.example is not None:
+        return FREE_SIZES[0], order.example, run(order.example)
     free = any(ANY in spec.shape[1:] for spec in inputs)
     last: Exception | None = None
-    for sizes in FREE_SIZES if free else FREE_SIZES[:1]:
+    for sizes in order.sizes if free else FREE_SIZES[:1]:
         small = random_inputs(inputs, 1, sizes[0], seed=0)
         try:
             return sizes, small, run(small)
         except Exception as error:  # whatever the runtime raises for a size it cannot compute
             last = error
-    raise InvalidInput("inputs", f"the model ran at no size tried; give an example: {last}")
+    text = f"the model ran at no size tried; name its sizes (dimensions in model.yaml): {last}"
+    raise InvalidInput("inputs", text)
+
+
+def _sent_bytes(array: np.ndarray) -> int:
+    """Returns the size of an array as it is sent."""
+    return encoded_bytes(array) if array.dtype == np.object_ else int(array.nbytes)
 
 
 def _attempt(run: RunAll, values: Values) -> Values | None:
@@ -162,7 +226,8 @@ def _follows(one: np.ndarray, two: np.ndarray | None) -> bool:
         return False
     if one.dtype.kind != "f":
         return bool(np.array_equal(one[0], two[0]))
-    scale = float(np.nanmax(np.abs(one), initial=0.0))
+    # Masked scores are infinite; they compare by themselves.
+    scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
     return bool(np.allclose(one[0], two[0], rtol=1e-2, atol=1e-3 * scale + 1e-6, equal_nan=True))
 
 

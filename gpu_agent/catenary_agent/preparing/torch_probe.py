@@ -17,7 +17,14 @@ from catenary_agent.executors.torch_part import TorchPart, write_part
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.torch_graph import load_torch
-from catenary_agent.preparing.probe import ProbedModel, ProbeResult, Values, probe_model
+from catenary_agent.preparing.probe import (
+    ProbedModel,
+    ProbeOrder,
+    ProbeResult,
+    Values,
+    probe_model,
+    with_sizes,
+)
 from catenary_services.domain.model import BlockTable
 
 _REPEATS = 3
@@ -42,9 +49,10 @@ class _Recorder(fx.Interpreter):
         return result
 
 
-def probe_torch(file: Path, example: Values | None) -> ProbedModel:
+def probe_torch(file: Path, order: ProbeOrder) -> ProbedModel:
     """Returns the facts about an exported program that `prepare` needs."""
     source = load_torch(file)
+    inputs = with_sizes(source.input_specs(), source.dimension_names(), order.dimensions)
     recorder = _Recorder(source.module)
 
     def run(values: Values) -> Values:
@@ -54,7 +62,7 @@ def probe_torch(file: Path, example: Values | None) -> ProbedModel:
         # In-place operations overwrite their operands later in the run; copies are not affected.
         return {name: array.copy() for name, array in recorder.values.items()}
 
-    probe = probe_model(source.input_specs(), run, example)
+    probe = probe_model(inputs, run, order)
     recorder.least_ns.clear()
     for _ in range(_REPEATS):
         shapes = {name: array.shape for name, array in run(probe.example).items()}

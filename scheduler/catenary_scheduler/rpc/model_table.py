@@ -8,7 +8,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.agents.deployments import Deployment, Deployments
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.plan import ModelPlan, Plan
-from catenary_services.domain.tensors import ANY, TensorSpec
+from catenary_services.domain.tensors import ANY, BYTES, TensorSpec
 
 _ROWS_PER_BATCH = 64
 """A request may have the rows of this many largest batches; it is split, and its answers merged."""
@@ -70,12 +70,13 @@ def _served(key: ModelKey, deployment: Deployment, reason: str) -> scheduler_pb2
         batched=table.batched,
         max_rows=deployment.max_batch * _ROWS_PER_BATCH if table.batched else 1,
         max_row_bytes=_row_limit(first.tensors, first.row_bytes),
+        text_tokens=deployment.manifest.text_tokens,
     )
 
 
 def _row_limit(tensors: tuple[TensorSpec, ...], row_bytes: int) -> int:
-    """Returns the bytes of one row; 0 if a dimension other than the batch is free."""
-    free = any(ANY in tensor.shape[1:] for tensor in tensors)
+    """Returns the bytes of one row; 0 if a size other than that of the batch is free."""
+    free = any(ANY in tensor.shape[1:] or tensor.datatype == BYTES for tensor in tensors)
     return 0 if free else row_bytes
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -32,6 +32,8 @@ GRAPH_PREFIX = "onnx-"
 
 _SERVING = {"platform": "", "file": "", "precision": "fp32", "float16_boundaries": True}
 """The keys of model.yaml that computing depends on, with their defaults."""
+_OPTIONAL = ("dimensions", "text_tokens")
+"""Further ones, which earlier records do not have: they count where they are."""
 
 
 def make_record(folder: Path, precision: str, known: DigestCache) -> ContentRecord:
@@ -75,13 +77,17 @@ def _files(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(place) / name
-            is_top = Path(place) == folder
-            if name.startswith((".", *_WORD_NAMES)) or name.endswith(_WORDS):
-                continue
-            if is_top and (name == RECORD_FILE or name in _MEASURED):
-                continue
-            if path.is_file():
+            if is_recorded_name(PurePosixPath(path.relative_to(folder))) and path.is_file():
                 yield path
+
+
+def is_recorded_name(path: PurePosixPath) -> bool:
+    """Returns True if a file of this path in a version's folder belongs to its content."""
+    if any(part.startswith(".") for part in path.parts):
+        return False
+    if path.name.startswith(_WORD_NAMES) or path.name.endswith(_WORDS):
+        return False
+    return len(path.parts) > 1 or (path.name != RECORD_FILE and path.name not in _MEASURED)
 
 
 def meaning_of(path: Path) -> str | None:
@@ -90,6 +96,7 @@ def meaning_of(path: Path) -> str | None:
         if path.name == "model.yaml":
             document: Any = yaml.safe_load(read_yaml_text(path))
             said: Any = {key: document.get(key, usual) for key, usual in _SERVING.items()}
+            said.update({key: document[key] for key in _OPTIONAL if key in document})
         elif path.name == "blocks.json":
             said = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
             del said["compute_ns"]

@@ -111,6 +111,11 @@ class ModelManifest:
     packing: PackingGoal | None = None
     """The goal for which a decoder's sessions are moved between chains; None for the cluster's
     setting."""
+    dimensions: tuple[tuple[str, int], ...] = ()
+    """Sizes of dimensions that the model's file leaves free, by their names or "input[axis]"."""
+    text_tokens: int = 0
+    """The most tokens of a text, for models of which a gateway makes tokens of texts; 0 for others,
+    which are given tensors as they are."""
     target: str = "both"
     """The targets a decoder was imported for: "cpu", "gpu" or "both". With "gpu" it has no graph,
     and only PyTorch runs it."""

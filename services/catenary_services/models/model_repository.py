@@ -49,7 +49,7 @@ from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
 from catenary_services.domain.model import BlockTable, ModelManifest
 from catenary_services.domain.packing import packing_goal
 from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
-from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.domain.tensors import ARRAY_DTYPE_OF
 from catenary_services.errors import InvalidInput, ModelNotFound
 from catenary_services.json_fields import Count, check_version, converted, document_of
 from catenary_services.models.decoder_document import decoder_of_document, document_of_decoder
@@ -69,6 +69,8 @@ ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ONLY_OF_DECODERS = (*OBJECTIVE_KEYS, "cache_oversubscription", "packing")
+_NOT_OF_DECODERS = ("dimensions", "text_tokens")
+_Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _Milliseconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 
 
@@ -83,10 +85,12 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     precision: str = "fp32"
     target: str = "both"
     session_tokens: Annotated[int, msgspec.Meta(ge=2, le=1 << 20)] = 2048
+    text_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
     time_to_first_token_slo_ms: _Milliseconds = 0
     time_per_output_token_slo_ms: _Milliseconds = 0
     cache_oversubscription: Annotated[float, msgspec.Meta(ge=1, le=64)] = 0
     packing: Any = None
+    dimensions: Annotated[dict[str, _Size], msgspec.Meta(max_length=64)] = {}
 
 
 class ModelRepository:
@@ -350,6 +354,10 @@ class ModelRepository:
             "max_batch": manifest.max_batch,
             "float16_boundaries": manifest.float16_boundaries,
         }
+        if manifest.dimensions:
+            document["dimensions"] = dict(manifest.dimensions)
+        if manifest.text_tokens:
+            document["text_tokens"] = manifest.text_tokens
         if manifest.platform == "decoder":
             document["precision"] = manifest.precision
             if manifest.target != "both":
@@ -454,9 +462,9 @@ def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
     table = converted(document, BlockTable, where)
     for i, boundary in enumerate(table.boundaries):
         for j, tensor in enumerate(boundary.tensors):
-            if tensor.datatype not in DTYPE_OF:
+            if tensor.datatype not in ARRAY_DTYPE_OF:
                 named = f"{where}.boundaries[{i}].tensors[{j}].datatype"
-                raise InvalidInput(named, f"{tensor.datatype!r} is not a fixed-size datatype")
+                raise InvalidInput(named, f"{tensor.datatype!r} is not a datatype of tensors")
     if table.blocks < 1 or len(table.compute_ns) != table.blocks:
         raise InvalidInput(f"{where}.compute_ns", "does not have one entry per block")
     if len(table.kernels) not in (0, table.blocks):
@@ -474,6 +482,9 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
     for name in _ONLY_OF_DECODERS:
         if name in document and given.platform != "decoder":
             raise InvalidInput(f"{where}.{name}", "is only for models that generate text")
+    for name in _NOT_OF_DECODERS:
+        if name in document and given.platform == "decoder":
+            raise InvalidInput(f"{where}.{name}", "is not for models that generate text")
     objectives = TokenObjectives(
         *(_nanoseconds(getattr(given, name)) if name in document else 0 for name in OBJECTIVE_KEYS)
     )
@@ -490,6 +501,8 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         objectives=objectives if objectives != TokenObjectives() else None,
         cache_oversubscription=given.cache_oversubscription or None,
         packing=packing,
+        dimensions=tuple(given.dimensions.items()),
+        text_tokens=given.text_tokens,
         target=given.target,
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from catenary_protos.catenary.v1.frame_pb2 import FrameHeader, TensorHeader
-from catenary_services.domain.tensors import DTYPE_OF
+from catenary_services.domain.tensors import BYTES, DTYPE_OF
 from catenary_services.errors import InvalidInput, InvalidMessage
 from catenary_services.log import get_logger
 from catenary_services.rules import parsed
@@ -30,13 +30,11 @@ PREFIX_BYTES = 32
 MAX_HEADER_BYTES = 1 << 20
 """The longest header, longer than any route and its slices need; a longer one is refused."""
 MAX_DIMENSIONS = 32
-BYTES_DATATYPE = "BYTES"
 
 _log = get_logger("catenary_services.transport")
 _BODY = struct.Struct("<4sBBHIQQ")
 _PREFIX = struct.Struct("<4sBBHIQQI")
 _CHECKSUM = struct.Struct("<I")
-_LENGTH = struct.Struct("<I")
 _MAGIC = b"CTN1"
 _VERSION = 1
 
@@ -136,12 +134,13 @@ def align(nbytes: int) -> int:
 
 
 def layout(
-    tensors: Sequence[tuple[str, str, Sequence[int]]],
+    tensors: Sequence[tuple[str, str, Sequence[int]]], encoded: Mapping[str, int] | None = None
 ) -> tuple[list[TensorHeader], int]:
-    """Computes where fixed-size tensors lie in a payload, one after the other.
+    """Computes where tensors lie in a payload, one after the other.
 
     Args:
         tensors: Name, Open Inference Protocol datatype and shape of each.
+        encoded: The size of the encoding of each tensor of BYTES, by its name.
 
     Returns:
         A header for each tensor, and the payload's size in bytes.
@@ -152,13 +151,16 @@ def layout(
     headers: list[TensorHeader] = []
     end = 0
     for index, (name, datatype, shape) in enumerate(tensors):
-        dtype = DTYPE_OF.get(datatype)
-        if dtype is None:
-            raise InvalidInput(f"tensors[{index}].datatype", f"{datatype!r} has no fixed size")
         if shape and min(shape) < 0:
             raise InvalidInput(f"tensors[{index}].shape", f"{list(shape)} has a free dimension")
+        dtype = DTYPE_OF.get(datatype)
+        if dtype is not None:
+            nbytes = math.prod(shape) * dtype.itemsize
+        elif datatype == BYTES and encoded is not None and name in encoded:
+            nbytes = encoded[name]
+        else:
+            raise InvalidInput(f"tensors[{index}].datatype", f"{datatype!r} has no fixed size")
         offset = align(end)
-        nbytes = math.prod(shape) * dtype.itemsize
         headers.append(
             TensorHeader(name=name, datatype=datatype, shape=shape, offset=offset, nbytes=nbytes)
         )
@@ -172,7 +174,7 @@ def tensor_views(
     """Returns each tensor by name, without copying it.
 
     The arrays are writable if `payload` is, and valid as long as it is. A BYTES tensor is returned
-    as the uint8 array of its encoding; see `decode_bytes`.
+    as the uint8 array of its encoding (`catenary_services.transport.bytes_tensors`).
 
     Raises:
         InvalidInput: A datatype, shape, size or offset is wrong.
@@ -196,7 +198,7 @@ def _view(field: str, header: TensorHeader, payload: memoryview) -> npt.NDArray[
             f"{field}.nbytes",
             f"bytes {header.offset} to {header.offset + header.nbytes} of {len(payload)}",
         )
-    if header.datatype == BYTES_DATATYPE:
+    if header.datatype == BYTES:
         return np.frombuffer(payload, np.uint8, header.nbytes, header.offset)
     dtype = DTYPE_OF.get(header.datatype)
     if dtype is None:
@@ -214,44 +216,3 @@ def _view(field: str, header: TensorHeader, payload: memoryview) -> npt.NDArray[
         except ValueError as error:
             raise InvalidInput(f"{field}.shape", str(error)) from error
     return np.frombuffer(payload, dtype, elements, header.offset).reshape(shape)
-
-
-def encode_bytes(elements: npt.NDArray[np.object_] | Sequence[bytes]) -> bytes:
-    """Returns the elements of a BYTES tensor, each behind its length (4 bytes, little-endian)."""
-    parts: list[bytes] = []
-    flat = elements.ravel() if isinstance(elements, np.ndarray) else elements
-    for index, element in enumerate(flat):
-        if not isinstance(element, bytes):
-            raise InvalidInput(f"elements[{index}]", f"{type(element).__name__} is not bytes")
-        parts += (_LENGTH.pack(len(element)), element)
-    return b"".join(parts)
-
-
-def decode_bytes(
-    data: bytes | memoryview | npt.NDArray[np.uint8], shape: Sequence[int]
-) -> npt.NDArray[np.object_]:
-    """Returns a BYTES tensor as an object array of `bytes`; the inverse of `encode_bytes`.
-
-    Raises:
-        InvalidInput: The data does not hold exactly as many elements as `shape` has.
-    """
-    view = data.data.cast("B") if isinstance(data, np.ndarray) else memoryview(data)
-    count = math.prod(shape)
-    if count < 0 or count * _LENGTH.size > len(view) or any(dimension < 0 for dimension in shape):
-        raise InvalidInput("shape", f"{list(shape)} cannot lie in {len(view)} bytes")
-    array = np.empty(count, dtype=np.object_)
-    position = 0
-    for index in range(count):
-        begin = position + _LENGTH.size
-        if begin > len(view):
-            raise InvalidInput(f"elements[{index}]", "the data ends before its length")
-        position = begin + _LENGTH.unpack_from(view, position)[0]
-        if position > len(view):
-            raise InvalidInput(f"elements[{index}]", "the data ends before it does")
-        array[index] = bytes(view[begin:position])
-    if position != len(view):
-        raise InvalidInput("elements", f"{len(view) - position} bytes behind the last one")
-    try:
-        return array.reshape(tuple(shape))
-    except ValueError as error:
-        raise InvalidInput("shape", str(error)) from error

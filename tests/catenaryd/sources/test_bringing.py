@@ -20,6 +20,7 @@ from catenaryd.sources.source_names import source_of
 from catenaryd.sources.steps import ImportPhase, ImportStep
 from catenaryd.sources.versions import PullOptions
 from shared_helpers.model_mirror import ModelMirror
+from small_models.text_models import write_encoder
 from tiny_language_models import worker_in_this_process
 
 for _module in ("torch", "transformers"):
@@ -79,6 +80,23 @@ def test_a_model_of_a_hub_becomes_a_version_that_says_where_it_is_from(
     assert repository.record_content(KEY).digest == record.digest
     assert there.visible() == [DOWNLOADS_FOLDER, "tiny"]
     assert list((repository.root / DOWNLOADS_FOLDER).iterdir()) == []  # it is imported
+
+
+def test_an_encoder_of_a_hub_is_imported_with_its_pooling_and_takes_texts(
+    mirror: ModelMirror, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    pooling = {"1_Pooling__config": {"pooling_mode": "cls"}}
+    write_encoder(made, modules=[("Transformer", ""), ("Pooling", "1_Pooling")], **pooling)
+    mirror.add_folder("org/minilm", made)
+    there = Importing(tmp_path / "models", mirror)
+    brought = there.bring("hf:org/minilm")
+    assert str(brought.key) == "minilm:1"
+    manifest = there.repository.manifest(brought.key)
+    assert (manifest.platform, manifest.text_tokens) == ("onnxruntime_onnx", 24)
+    source = there.repository.source(brought.key)
+    assert source is not None
+    assert "1_Pooling/config.json" in source.files
 
 
 def test_the_same_revision_is_not_fetched_twice_and_another_is_the_next_version(

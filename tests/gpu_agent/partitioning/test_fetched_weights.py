@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
+from catenary_agent.preparing import cutting
+from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
 from catenary_services.domain.tensors import ANY, TensorSpec
@@ -90,3 +93,48 @@ async def test_a_part_fetches_the_graph_and_its_own_weights(
         assert np.abs(found).max() > 0.1
         here = fetcher.kept().map_of(DATA).here()
         assert 0 < len(here) <= PER_BLOCK + 1
+
+
+def export(root: Path) -> None:
+    """Exports four layers as PyTorch does by default, with the weights beside the graph."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX with it")
+    repository = ModelRepository(root)
+    repository.write_manifest(ModelManifest(KEY, "onnxruntime_onnx", "model.onnx", 10**9, 4, False))
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE), torch.nn.ReLU()) for _ in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            torch.nn.Sequential(*layers).eval(),
+            (torch.zeros(2, SIZE),),
+            str(repository.model_file(KEY)),
+            dynamo=True,
+            dynamic_shapes=({0: "batch"},),
+            verbose=False,
+        )
+    prepare_model(repository, KEY, blocks=4)
+
+
+async def test_of_a_default_export_a_part_fetches_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks_of_64_kib(monkeypatch)
+    monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
+    await asyncio.to_thread(export, tmp_path / "source")
+    rows = np.random.default_rng(5).normal(size=(3, SIZE)).astype(np.float32)
+    async with store_world(tmp_path) as world:
+        source, fetcher = await world.add("source"), await world.add("fetcher")
+        digest = await asyncio.to_thread(source.repository.content_digest, KEY)
+        blocks = source.repository.block_table(KEY).blocks
+        assert blocks == 4
+
+        def load() -> np.ndarray:
+            fetcher.store.prepare(KEY, digest, ["source"])
+            return answer(fetcher.repository, 3, 4, rows)
+
+        found = await asyncio.to_thread(load)
+        expected = await asyncio.to_thread(answer, source.repository, 3, 4, rows)
+        np.testing.assert_array_equal(found, expected)
+        here = fetcher.kept().map_of("model.onnx.data").here()
+        assert 0 < len(here) <= PER_BLOCK + 2

@@ -167,7 +167,7 @@ def test_a_bad_manifest_names_the_key(tmp_path: Path, text: str, field: str) -> 
         (("version",), True, "version"),
         (("compute_ns",), [1], "compute_ns"),
         (("compute_ns", 0), -5, "compute_ns[0]"),
-        (("boundaries", 1, "tensors", 0, "datatype"), "BYTES", "tensors[0].datatype"),
+        (("boundaries", 1, "tensors", 0, "datatype"), "BF16", "tensors[0].datatype"),
         (("boundaries", 1, "tensors", 1, "shape"), [-2], "tensors[1].shape[0]"),
         (("boundaries", 0, "tensors"), [], "boundaries[0].tensors"),
         (("boundaries", 2, "row_bytes"), "40", "boundaries[2].row_bytes"),

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from catenary_protos.catenary.v1.frame_pb2 import TensorHeader
-from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF
+from catenary_services.domain.tensors import DATATYPE_OF, DTYPE_OF, MOST_BYTES_ELEMENTS
 from catenary_services.errors import InvalidInput
+from catenary_services.transport.bytes_tensors import EncodedBytes, decode_bytes, encode_bytes
 from catenary_services.transport.frames import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
     MessageKind,
     MessagePrefix,
-    decode_bytes,
     decode_prefix,
-    encode_bytes,
     encode_prefix,
     layout,
     tensor_views,
@@ -138,6 +137,30 @@ def test_two_tensors_of_one_name_are_refused() -> None:
 def test_layout_refuses_what_has_no_fixed_size(tensor: tuple[str, str, list[int]]) -> None:
     with pytest.raises(InvalidInput):
         layout([tensor])
+
+
+def test_texts_lie_where_the_sizes_of_their_encodings_say() -> None:
+    words, more = encode_bytes([b"one", b""]), encode_bytes([b"x" * 70])
+    tensors = [("a", "BYTES", (2,)), ("n", "INT64", (2,)), ("b", "BYTES", (1, 1))]
+    headers, nbytes = layout(tensors, {"a": len(words), "b": len(more)})
+    payload = bytearray(nbytes)
+    for header, content in zip(headers, (words, bytes(16), more), strict=True):
+        assert header.offset % 64 == 0
+        payload[header.offset : header.offset + header.nbytes] = content
+    views = tensor_views(headers, memoryview(payload))
+    assert EncodedBytes.of(views["a"], [2]).decoded().tolist() == [b"one", b""]
+    assert EncodedBytes.of(views["b"], [1, 1]).decoded().tolist() == [[b"x" * 70]]
+
+
+def test_more_elements_than_are_carried_are_refused_before_they_are_made() -> None:
+    count = MOST_BYTES_ELEMENTS + 1
+    encoding = np.zeros(4 * count, np.uint8)
+    with pytest.raises(InvalidInput, match="elements"):
+        EncodedBytes.of(encoding, [count])
+    with pytest.raises(InvalidInput, match="elements"):
+        decode_bytes(encoding, [count])
+    with pytest.raises(InvalidInput, match="elements"):
+        encode_bytes([b""] * count)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=8))

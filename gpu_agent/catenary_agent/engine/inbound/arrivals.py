@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from catenary_agent.engine.batch import Batch, Payload, PayloadSlice
@@ -13,12 +13,14 @@ from catenary_agent.engine.inbound.assembly import Assembler
 from catenary_agent.engine.inbound.memory import HeldBatches
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
 from catenary_protos.catenary.v1 import frame_pb2
+from catenary_services.domain.tensors import BYTES
 from catenary_services.errors import CatenaryError, DeadlineExceeded
 from catenary_services.log import get_logger
+from catenary_services.transport.bytes_tensors import EncodedBytes
 from catenary_services.transport.frames import read_header, tensor_views
 
 if TYPE_CHECKING:
-    from catenary_agent.engine.batch import Array
+    from catenary_agent.engine.batch import Array, ReceivedTensor
     from catenary_protos.catenary.v1 import common_pb2
     from catenary_services.transport.interface import ReceivedFrame
 
@@ -104,7 +106,7 @@ class BatchReceiver:
         deadline_ns = received_ns - transfer_ns + header.budget_ns
         arrival = ArrivedFrame(header, received_ns, transfer_ns, deadline_ns)
         try:
-            tensors = tensor_views(header.tensors, frame.payload)
+            tensors = _received(header, frame.payload)
         except CatenaryError as error:
             error.__traceback__ = None  # its frames hold views of the payload
             frame.release()
@@ -272,6 +274,20 @@ class BatchReceiver:
                 ),
             )
         self._set_alarm()
+
+
+def _received(header: frame_pb2.FrameHeader, payload: memoryview) -> Mapping[str, ReceivedTensor]:
+    """Returns the tensors of a frame; those of BYTES are not decoded yet.
+
+    Raises:
+        InvalidInput: A header of a tensor is wrong.
+    """
+    views = tensor_views(header.tensors, payload)
+    texts = [tensor for tensor in header.tensors if tensor.datatype == BYTES]
+    if not texts:
+        return views
+    encoded = {text.name: EncodedBytes.of(views[text.name], text.shape) for text in texts}
+    return {**views, **encoded}
 
 
 def _nothing() -> None:

@@ -64,7 +64,7 @@ class Assembler:
         runs = _runs(missing, first_row, first_row + rows)
         if not runs:
             return False
-        if batch.payloads:
+        if batch.payloads and not batch.partition.pads:
             _check_alike(batch.payloads[0], payload)
         for start, end in runs:
             missing[start:end] = bytes(end - start)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from catenary_services.domain.tensors import ANY, DTYPE_OF, TensorSpec
+from catenary_services.domain.tensors import ANY, ARRAY_DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, PartitionLost, StaleEpoch
 from catenary_services.security.identity import Role
 
 if TYPE_CHECKING:
-    from catenary_agent.engine.batch import Array
+    from catenary_agent.engine.batch import ReceivedTensor
     from catenary_agent.engine.partitions import LoadedPartition
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
     from catenary_services.transport.interface import FrameSender
@@ -99,7 +99,7 @@ def check_slices(slices: Sequence[common_pb2.Slice], first_row: int, rows: int) 
 
 
 def check_tensors(
-    tensors: Mapping[str, Array], specs: Sequence[TensorSpec], rows: int | None
+    tensors: Mapping[str, ReceivedTensor], specs: Sequence[TensorSpec], rows: int | None
 ) -> None:
     """Checks names, datatypes and shapes against the inputs of a partition.
 
@@ -119,7 +119,7 @@ def check_tensors(
         tensor = tensors.get(spec.name)
         if tensor is None:
             raise InvalidInput("tensors", f"{spec.name!r} is missing")
-        expected = DTYPE_OF.get(spec.datatype)
+        expected = ARRAY_DTYPE_OF.get(spec.datatype)
         if expected is None or tensor.dtype != expected:
             raise InvalidInput(
                 f"tensors[{spec.name}].datatype", f"{tensor.dtype}; expected {spec.datatype}"

@@ -1069,6 +1069,7 @@ class ServedModel(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    TEXT_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     platform: _builtins.str
@@ -1091,6 +1092,8 @@ class ServedModel(_message.Message):
     """
     content_digest: _builtins.str
     """SHA-256, in hexadecimal, of the version's content; empty where it is not known."""
+    text_tokens: _builtins.int
+    """Most tokens of a text, where gateways make the inputs of texts; 0 where requests have them."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TensorSpec]: ...
     @_builtins.property
@@ -1118,10 +1121,11 @@ class ServedModel(_message.Message):
         workers: _builtins.int = ...,
         content_digest: _builtins.str = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
+        text_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "content_digest", b"content_digest", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "sources", b"sources", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "content_digest", b"content_digest", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "sources", b"sources", "text_tokens", b"text_tokens", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

