@@ -20,8 +20,12 @@ from typing import Any
 import msgspec
 
 from catenary_agent.decoders.model_files.checkpoint import Checkpoint, write_alone
+from catenary_agent.decoders.model_files.description import (
+    why_not,
+    why_not_on_cpu,
+    why_not_quantised,
+)
 from catenary_agent.decoders.model_files.embedding import EMBEDDING
-from catenary_agent.decoders.model_files.families import FAMILIES, GRAPH_FAMILIES, why_not
 from catenary_agent.decoders.model_files.gguf_weights import write_weights
 from catenary_agent.decoders.model_files.quantisation import (
     GROUP,
@@ -161,6 +165,7 @@ def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     repository.write_manifest(manifest_of(key, order.options, WEIGHTS_FILE, tokens))
     repository.write_decoder_table(key, table)
     write_alone(EMBEDDING, checkpoint, folder / WEIGHTS_FILE)
+    shutil.copyfile(source / "config.json", folder / "config.json")
     room.tell("timing the blocks")
     compute_ns = time_blocks(repository, key)
     for path in folder.iterdir():
@@ -171,7 +176,7 @@ def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint) -> None:
     # Imported late: agents on a CPU need no PyTorch, and a jail that imports it takes longer.
-    from catenary_agent.decoders.torch.torch_weights import check_tensors
+    from catenary_agent.decoders.torch.torch_skeleton import check_tensors
 
     check_tensors(folder, checkpoint.shapes())
 
@@ -210,10 +215,11 @@ def check_config(folder: Path, options: ImportOptions) -> None:
     graph = options.target != "gpu"
     try:
         config = json.loads(read_bounded(folder / "config.json", LARGEST_CONFIG_BYTES))
-        reason = why_not(config, GRAPH_FAMILIES if graph else FAMILIES)
+        reason = why_not_on_cpu(config) if graph else why_not(config)
         only_gpu = graph and why_not(config) is None
         stored = stored_as(config)
         unfit = why_not_precision(stored, options.precision, options.target)
+        unfit = unfit or why_not_quantised(config, options.precision)
     except NotSupported as error:
         raise InvalidInput("config.json", error.message) from None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:

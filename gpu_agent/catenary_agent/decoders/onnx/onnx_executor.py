@@ -9,6 +9,7 @@ floor) however many rows it has. Prefill chunks, which are bound by arithmetic, 
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from catenary_agent.decoders.cache.cache_rows import CacheRows, cover
 from catenary_agent.decoders.cache.cache_store import CacheShape, CacheStore
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.model_files.checkpoint import places_in
+from catenary_agent.decoders.model_files.description import describe
 from catenary_agent.decoders.model_files.embedding import EMBEDDING, Embedding
 from catenary_agent.decoders.model_files.sizes import graph_bytes
 from catenary_agent.decoders.onnx.building import ensure_graph
@@ -29,10 +31,10 @@ from catenary_agent.decoders.row_results import row_results
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.kv.arrays import CacheArray, to_float32
 from catenary_agent.kv.span import CacheSpan
+from catenary_services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
 from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.decoder import DecoderRuntime, form_of
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 
 _BRIDGED_ROWS = {"fp32": 8.0, "int8": 4.0, "int4": 1.0}
@@ -84,7 +86,10 @@ class OnnxDecoder(BookedDecoder):
             self._embedding: Embedding | None = None
             if key.first_block == 0:
                 file, _ = places_in(reading)[EMBEDDING]
-                self._embedding = Embedding(file, reading)
+                config = reading.folder / "config.json"
+                reading.begin(config, first=True)
+                described = describe(json.loads(read_bounded(config, LARGEST_CONFIG_BYTES)))
+                self._embedding = Embedding(file, reading, described.embedding_scale)
             self._head: LanguageModelHead | None = None
             if key.last_block == self.table.blocks:
                 self._head = LanguageModelHead(self._folder, threads, reading)
@@ -170,11 +175,7 @@ class OnnxDecoder(BookedDecoder):
             return self._prepare(layout, reading)
 
     def _prepare(self, layout: CacheLayout, reading: VerifiedReading) -> PreparedLayout:
-        layout.check(self.key)
-        if layout.session_tokens > self.table.context_tokens:
-            most = self.table.context_tokens
-            text = f"{layout.session_tokens} is more than the model's {most}"
-            raise InvalidInput("cache.session_tokens", text)
+        self._check_layout(layout)
         # Running sessions keep their entries until the next change.
         entries = {*layout.entry_blocks, *self._entered()}
         return PreparedLayout(layout, self._segments_of(entries, reading))

@@ -11,6 +11,9 @@ it, all of them without repeating keys for grouped queries:
   For CUDA devices on which the first is not to be had.
 * `EACH`: one call per session on a view of its slot: no copy, no padding, and what a session gets
   does not depend on the others. Best on a CPU, where a call costs little.
+
+Where scores are capped, or a head has a sink, no kernel knows the formula: it is computed step by
+step, over some keys at a time (`_by_formula`), as `PADDED` or as `EACH`.
 """
 
 from __future__ import annotations
@@ -25,12 +28,17 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from catenary_agent.decoders.model_files.sizes import GATHERED_BYTES
+from catenary_agent.decoders.model_files.sizes import GATHERED_BYTES, SCORED_BYTES, SCORED_ROWS
 from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool
 from catenary_agent.decoders.torch.torch_wide import narrowed
 
 ATTENTION = "catenary"
 """The name under which `attend` is registered with `transformers`."""
+
+ScoreFormula = tuple[float, int | None, float | None, torch.Tensor | None]
+"""The factor of scores, the window, the cap and the sinks; see `attend`."""
+_NOTHING_SEEN = -1e30
+"""A score below all others, whose differences are numbers."""
 
 
 class AttentionKernel(Enum):
@@ -127,6 +135,8 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     attention_mask: torch.Tensor | None,
     scaling: float,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Stores keys and values of the new tokens and attends to all cached ones.
@@ -140,6 +150,9 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
         scaling: Factor on the scores.
         sliding_window: The most tokens that one attends to, itself included; None for all before
             it.
+        softcap: The bound that scores are bent to by a hyperbolic tangent; None for none.
+        s_aux: The sinks, [heads]: a score of each head that takes part in the softmax and stands
+            for no token; None without.
         **others: `catenary` is the `LayerCall`.
 
     Returns:
@@ -158,18 +171,17 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     output = torch.empty_like(query.transpose(1, 2))
     plan = step.plan
     assert plan is not None  # only FLASH runs under a CUDA graph
+    how = scaling, sliding_window, softcap, s_aux
     singly = list(range(call.sessions))
     if step.kernel is AttentionKernel.PADDED:
         groups = _gathered(step, [i for i in singly if plan.counts[i] == 1])
         singly = sorted(set(singly) - {i for group in groups for i in group})
         for decoding in groups:
             rows_of = torch.tensor([plan.bounds[i] for i in decoding], device=query.device)
-            output[0, rows_of] = _padded(
-                call, query[0, :, rows_of].transpose(0, 1), decoding, (scaling, sliding_window)
-            )
+            output[0, rows_of] = _padded(call, query[0, :, rows_of].transpose(0, 1), decoding, how)
     for i in singly:
         part = slice(plan.bounds[i], plan.bounds[i + 1])
-        output[:, part] = _one(call, query[:, :, part], i, (scaling, sliding_window))
+        output[:, part] = _one(call, query[:, :, part], i, how)
     return output, None
 
 
@@ -191,11 +203,10 @@ def _gathered(step: StepTensors, sessions: list[int]) -> list[list[int]]:
     return groups
 
 
-def _one(
-    call: LayerCall, query: torch.Tensor, index: int, how: tuple[float, int | None]
-) -> torch.Tensor:
+def _one(call: LayerCall, query: torch.Tensor, index: int, how: ScoreFormula) -> torch.Tensor:
     """Attends for one session; returns [1, rows, heads, head size]."""
-    scaling, window = how
+    scaling, window, cap, sinks = how
+    plain = cap is None and sinks is None
     step = call.step
     assert step.plan is not None
     used, new = step.plan.used[index], step.plan.counts[index]
@@ -204,11 +215,13 @@ def _one(
     hidden = max(0, used - new + 1 - window) if window else 0
     keys = step.pool.keys[first + hidden : first + used].transpose(0, 1)[None]
     values = step.pool.values[first + hidden : first + used].transpose(0, 1)[None]
-    if new == 1:
+    if new == 1 and plain:
         # The heads that share a key head become rows of one query, so no key is repeated.
         grouped = query.reshape(1, keys.shape[1], -1, query.shape[3])
         result = functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
         return result.reshape(1, 1, query.shape[1], -1)
+    if not plain:
+        return _chunk_by_formula(query, keys, values, (used - hidden, how)).transpose(1, 2)
     place = (index, window)
     if place not in step.masks:
         step.masks[place] = chunk_mask(new, used, window, query.device)[:, hidden:]
@@ -218,11 +231,80 @@ def _one(
     return result.transpose(1, 2)
 
 
+def _chunk_by_formula(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    within: tuple[int, ScoreFormula],
+) -> torch.Tensor:
+    """Returns `_by_formula` for the last rows of a session, some at a time."""
+    used, how = within
+    new = query.shape[2]
+    parts = []
+    for first in range(0, new, SCORED_ROWS):
+        rows = query[:, :, first : first + SCORED_ROWS]
+        end = used - new + first + rows.shape[2]
+        # A single row attends to all that the caller gives.
+        seen = chunk_mask(rows.shape[2], end, how[1], query.device)[None] if new > 1 else None
+        parts.append(_by_formula(rows, keys[:, :, :end], values[:, :, :end], seen, how))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _by_formula(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor | None,
+    how: ScoreFormula,
+) -> torch.Tensor:
+    """Attends with capped scores and sinks, over some keys at a time.
+
+    The softmax is corrected by each part, as in FlashAttention; a sink is what it begins with.
+
+    Args:
+        query: [sessions, heads, rows, head size].
+        keys: [sessions, key-value heads, tokens, head size].
+        values: The same shape as `keys`.
+        seen: The tokens that each row attends to: bool [sessions or 1, rows, tokens]; None for all.
+        how: The formula.
+
+    Returns:
+        The same shape and datatype as `query`.
+    """
+    scaling, _, cap, sinks = how
+    sessions, heads, rows, size = query.shape
+    groups, used = keys.shape[1:3]
+    parts = (sessions, groups, heads // groups, rows)
+    # The heads that share a key head become rows of one query.
+    grouped = query.reshape(sessions, groups, -1, size).float() * scaling
+    best = grouped.new_full((*parts, 1), _NOTHING_SEEN)
+    if sinks is not None:
+        best = best.copy_(sinks.float().view(1, groups, -1, 1, 1))
+    best = best.view(*grouped.shape[:3], 1)
+    total = torch.full_like(best, 0.0 if sinks is None else 1.0)
+    result = torch.zeros_like(grouped)
+    step = max(1, SCORED_BYTES // (sessions * 16 * (heads * rows + groups * size)))
+    for first in range(0, used, step):
+        scores = grouped @ keys[:, :, first : first + step].float().transpose(2, 3)
+        if cap is not None:
+            scores.div_(cap).tanh_().mul_(cap)
+        if seen is not None:
+            hidden = ~seen[:, None, None, :, first : first + step]
+            scores.view(*parts, -1).masked_fill_(hidden, -torch.inf)
+        most = torch.maximum(best, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(most).exp_()
+        shrunk = best.sub_(most).exp_()
+        total.mul_(shrunk).add_(weights.sum(-1, keepdim=True))
+        result.mul_(shrunk).add_(weights @ values[:, :, first : first + step].float())
+        best = most
+    return result.div_(total).view(query.shape).to(query.dtype)
+
+
 def _padded(
-    call: LayerCall, query: torch.Tensor, sessions: list[int], how: tuple[float, int | None]
+    call: LayerCall, query: torch.Tensor, sessions: list[int], how: ScoreFormula
 ) -> torch.Tensor:
     """Attends for one row of each of some sessions; query and result [sessions, heads, size]."""
-    scaling, window = how
+    scaling, window, cap, sinks = how
     step, pool = call.step, call.step.pool
     assert step.plan is not None
     used = torch.tensor([step.plan.used[i] for i in sessions], device=query.device)
@@ -239,6 +321,8 @@ def _padded(
         # Rows after a session's end may be NaN, and 0 * NaN is not 0.
         part.masked_fill_(~seen[:, :, None, None], 0)
         gathered.append(part.transpose(1, 2))
+    if cap is not None or sinks is not None:
+        return _by_formula(query[:, :, None], *gathered, seen[:, None], how)[:, :, 0]
     grouped = query.reshape(len(sessions), gathered[0].shape[1], -1, query.shape[2])
     result = functional.scaled_dot_product_attention(
         grouped, gathered[0], gathered[1], attn_mask=seen[:, None, None, :], scale=scaling
