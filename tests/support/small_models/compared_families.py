@@ -29,7 +29,7 @@ class Compared:
     """What two sessions got, and what the whole model says."""
 
     difference: float
-    """The largest difference of logits."""
+    """The largest difference of logits, as a part of the largest logit."""
     tokens: list[list[int]]
     expected_tokens: list[list[int]]
 
@@ -66,7 +66,8 @@ def compared_logits(ends: Sequence[DecoderExecutor], model: Any) -> Compared:
         tokens.append(text[first:])
         expected.append(whole[first - 1 : -1].argmax(1).tolist())
         for at, found in logits[session].items():
-            difference = max(difference, float(np.abs(found - whole[at - 1]).max()))
+            apart = np.abs(found - whole[at - 1]).max() / np.abs(whole).max()
+            difference = max(difference, float(apart))
     return Compared(difference, tokens, expected)
 
 

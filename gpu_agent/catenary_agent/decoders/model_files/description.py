@@ -25,6 +25,9 @@ from catenary_agent.decoders.model_files.families import (
 )
 from catenary_services.errors import InvalidInput
 
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_EXPERT_COUNTS = ("num_experts", "num_local_experts")
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
@@ -62,6 +65,8 @@ class DecoderDescription:
     score_cap: float | None = None
     """The same of the scores of attention."""
     has_sinks: bool = False
+    windows: tuple[int | None, ...] = ()
+    """The most tokens that a token of each layer attends to; None for all before it."""
     rotary_kinds: tuple[str, ...] = ()
     """The kind of each layer's rotary embedding; empty if all have the same."""
     rotated_size: int = 0
@@ -106,6 +111,7 @@ def describe(config: Mapping[str, Any]) -> DecoderDescription:
             logit_cap=_cap(config, family, "final_logit_softcapping"),
             score_cap=_cap(config, family, "attn_logit_softcapping"),
             has_sinks=family.has_sinks,
+            windows=_windows(config, family, blocks),
             rotary_kinds=_kinds(config, family, blocks) if family.rotaries_by_kind else (),
             rotated_size=int(head * _rotated_part(config, family)),
             has_fused_gate=family.fuses_gate,
@@ -187,15 +193,24 @@ def _context(config: Mapping[str, Any]) -> int:
 
 
 def _kinds(config: Mapping[str, Any], family: ModelFamily, blocks: int) -> tuple[str, ...]:
-    said = config.get("layer_types")
+    said = config.get("layer_types") if "layer_types" in family.keys else None
     if said:
         if len(said) < blocks:
             raise ValueError("layer_types is shorter than the model")
         return tuple(str(each) for each in said[:blocks])
+    if "max_window_layers" in family.keys:
+        first = int(config.get("max_window_layers") or 0)
+        return (_FULL,) * min(first, blocks) + (_SLIDING,) * (blocks - first)
     every = int(config.get("sliding_window_pattern") or family.window_pattern)
-    return tuple(
-        "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(blocks)
-    )
+    return tuple(_SLIDING if not every or (i + 1) % every else _FULL for i in range(blocks))
+
+
+def _windows(config: Mapping[str, Any], family: ModelFamily, blocks: int) -> tuple[int | None, ...]:
+    said = config.get("sliding_window") if "sliding_window" in family.keys else None
+    if said is None or config.get("use_sliding_window") is False:
+        return (None,) * blocks
+    kinds = _kinds(config, family, blocks)
+    return tuple(int(said) if kind == _SLIDING else None for kind in kinds)
 
 
 def _rotated_part(config: Mapping[str, Any], family: ModelFamily) -> float:
@@ -208,8 +223,11 @@ def _rotated_part(config: Mapping[str, Any], family: ModelFamily) -> float:
 
 def _experts(config: Mapping[str, Any], keys: ExpertKeys) -> ExpertSizes:
     shared = keys.shared_inner
+    counts = {int(config[key]) for key in _EXPERT_COUNTS if config.get(key)}
+    if len(counts) != 1:
+        raise ValueError(" and ".join(_EXPERT_COUNTS))
     return ExpertSizes(
-        count=int(config[keys.count]),
+        count=counts.pop(),
         chosen=int(config["num_experts_per_tok"]),
         inner_size=int(config[keys.inner]),
         shared_inner_size=int(config[shared]) if shared is not None else 0,

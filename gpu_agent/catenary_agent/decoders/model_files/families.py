@@ -20,8 +20,6 @@ from typing import Any
 class ExpertKeys:
     """The keys with sizes of experts, and the names of their matrices in files."""
 
-    count: str
-    """The key with the number of experts in a block."""
     inner: str = "intermediate_size"
     """The key with the width inside an expert."""
     shared_inner: str | None = None
@@ -50,7 +48,7 @@ class ModelFamily:
     rotaries_by_kind: bool = False
     """Whether layers of each kind in `layer_types` have rotary embeddings of their own."""
     window_pattern: int = 0
-    """Every how many layers one attends to everything if `layer_types` is absent; 0 if all do."""
+    """Every how many layers one has no window, if `layer_types` is absent; 0 if all are alike."""
     has_sinks: bool = False
     """Whether every head has a number in the softmax that stands for no token."""
     fuses_gate: bool = False
@@ -88,22 +86,24 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "qwen3": ModelFamily(_QWEN | {"attention_bias"}, {"head_dim": 128}),
     "qwen2_moe": ModelFamily(
         _QWEN | _QWEN_EXPERTS | keys_in("shared_expert_intermediate_size qkv_bias"),
-        experts=ExpertKeys(
-            "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"
-        ),
+        experts=ExpertKeys("moe_intermediate_size", "shared_expert_intermediate_size"),
     ),
     "qwen3_moe": ModelFamily(
-        _QWEN_EXPERTS | keys_in("rms_norm_eps attention_bias use_sliding_window sliding_window"),
-        experts=ExpertKeys("num_experts", "moe_intermediate_size"),
+        _QWEN_EXPERTS
+        # The first is the second by another name, which `transformers` writes.
+        | keys_in(
+            "num_local_experts rms_norm_eps attention_bias use_sliding_window sliding_window"
+        ),
+        experts=ExpertKeys("moe_intermediate_size"),
     ),
     "mixtral": ModelFamily(
         _MIXED | keys_in("rms_norm_eps sliding_window"),
-        experts=ExpertKeys("num_local_experts", matrices=("w1", "w3", "w2")),
+        experts=ExpertKeys(matrices=("w1", "w3", "w2")),
         renamed=((".mlp.", ".block_sparse_moe."),),
     ),
     "olmoe": ModelFamily(
         _EXPERTS | keys_in("rms_norm_eps attention_bias clip_qkv"),
-        experts=ExpertKeys("num_experts"),
+        experts=ExpertKeys(),
     ),
     "gemma": ModelFamily(_GEMMA, {"head_dim": 256}, scales_embedding=True),
     "gemma2": ModelFamily(
@@ -131,7 +131,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "granitemoe": ModelFamily(
         _GRANITE | _MIXED,
         divides_logits=True,
-        experts=ExpertKeys("num_local_experts", matrices=None),
+        experts=ExpertKeys(matrices=None),
         renamed=(
             (".experts.gate_up_proj", ".input_linear.weight"),
             (".experts.down_proj", ".output_linear.weight"),
@@ -178,6 +178,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
             "use_parallel_block": True,
             "use_parallel_embedding": True,
         },
+        window_pattern=4,
     ),
     "seed_oss": ModelFamily(_LLAMA | {"attention_out_bias"}, {"head_dim": 128}),
     "gpt_oss": ModelFamily(
@@ -186,13 +187,14 @@ FAMILIES: Mapping[str, ModelFamily] = {
         # The last one is repeated in the parameters of the rotary embedding.
         | keys_in("attention_bias swiglu_alpha swiglu_limit initial_context_length"),
         {"head_dim": 64},
+        window_pattern=2,
         has_sinks=True,
-        experts=ExpertKeys("num_local_experts", matrices=None),
+        experts=ExpertKeys(matrices=None),
     ),
     "arcee": ModelFamily(_LLAMA),
     "helium": ModelFamily(_LLAMA, {"head_dim": 128}),
     "ernie4_5": ModelFamily(keys_in("rms_norm_eps use_bias"), {"head_dim": 128}),
-    "exaone4": ModelFamily(_WINDOWS | {"sliding_window_pattern"}),
+    "exaone4": ModelFamily(_WINDOWS | {"sliding_window_pattern"}, window_pattern=4),
 }
 """The families that PyTorch agents run, by `model_type`."""
 GRAPH_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

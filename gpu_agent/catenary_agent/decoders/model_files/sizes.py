@@ -310,7 +310,8 @@ def _torch_step(described: DecoderDescription, form: DecoderForm) -> StepSizes:
         output_bytes=angles + 2 * _FLOAT32_BYTES * hidden + indices,
         logits_bytes=(_FLOAT32_BYTES + 2 * twice) * described.vocabulary_size
         + (3 * _FLOAT32_BYTES + entering) * hidden,
-        pair_bytes=1 + kept,
+        # Masks of each window, and the one in use as numbers.
+        pair_bytes=len(set(described.windows)) + kept,
     )
 
 
@@ -321,7 +322,8 @@ def _inner_stages(described: DecoderDescription, twice: int, entering: int) -> l
     stages = [_FLOAT32_BYTES * (3 * inner + 3 * hidden) + twice * inner]
     if described.has_fused_gate:
         # Both halves are one tensor, which stays while the product is computed.
-        stages.append(_FLOAT32_BYTES * (4 * inner + 3 * hidden) + 2 * twice * inner)
+        fused = _FLOAT32_BYTES * (4 * inner + 3 * hidden) + 2 * twice * inner
+        stages.append(fused + entering * max(inner, hidden))
     if experts is not None:
         # All rows may go to the same expert. The router has a score of every expert, three times.
         chosen = experts.chosen * (8 * 4 + _FLOAT32_BYTES * 3)

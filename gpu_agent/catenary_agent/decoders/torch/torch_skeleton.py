@@ -183,6 +183,13 @@ def _check_parts(model: Any, described: DecoderDescription, what: str) -> None:
     unfilled = [name for name, _ in base.layers.named_buffers() if name not in filled]
     if unfilled:
         raise NotSupported(f"{what} has numbers that no file has: {unfilled[0]}")
-    size = getattr(base.layers[0].self_attn, "head_dim", described.head_size)
-    if size != described.head_size:
-        raise NotSupported(f"{what} has heads of {size} elements, not {described.head_size}")
+    for layer, window in zip(base.layers, described.windows, strict=True):
+        attention = layer.self_attn
+        size = getattr(attention, "head_dim", described.head_size)
+        if size != described.head_size:
+            raise NotSupported(f"{what} has heads of {size} elements, not {described.head_size}")
+        # Some have a window, and whether it counts.
+        slides = getattr(attention, "is_sliding", True)
+        found = getattr(attention, "sliding_window", window) if slides else None
+        if (found or None) != window:
+            raise NotSupported(f"{what} has a layer with the window {found}, not {window}")
