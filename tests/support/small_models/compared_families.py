@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from catenary_agent.decoders.base import DecoderExecutor, StepItem
-from small_models.tiny_decoders import VOCABULARY
+from catenary_agent.decoders.model_files.sizes import all_tensors, graph_bytes, table_from
+from catenary_services.domain.ids import ModelKey
+from catenary_services.models.model_repository import ModelRepository
+from small_models.tiny_decoders import VOCABULARY, make_variant
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "families.md"
 CHUNKS = ((12, 3), (1, 10), (16, 1), (1, 3))
@@ -69,6 +73,28 @@ def compared_logits(ends: Sequence[DecoderExecutor], model: Any) -> Compared:
             apart = np.abs(found - whole[at - 1]).max() / np.abs(whole).max()
             difference = max(difference, float(apart))
     return Compared(difference, tokens, expected)
+
+
+def make_graph(root: Path, variant: str) -> tuple[ModelRepository, ModelKey]:
+    """Writes one of `VARIANTS` with its graph, as an import for agents on a CPU does."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    from catenary_agent.decoders.onnx.graph_worker import build_graph
+
+    repository, key = make_variant(root, variant)
+    folder = repository.folder(key)
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    build_graph(folder, "fp32", folder)
+    table = table_from(
+        json.loads((folder / "config.json").read_text()),
+        all_tensors(folder),
+        model_hash=repository.model_hash(key),
+        graphs={"fp32": graph_bytes(folder / "onnx-fp32")},
+    )
+    repository.write_decoder_table(key, table)
+    return repository, key
 
 
 def _through(

@@ -123,7 +123,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
     "gemma3_text, capped": {"head_dim": 16, "sliding_window": 7, "final_logit_softcapping": 5.0},
-    "phi3": {"sliding_window": 11, "original_max_position_embeddings": 512},
+    "phi3": {"original_max_position_embeddings": 512},
+    "phi3, window": {"sliding_window": 11, "original_max_position_embeddings": 512},
     "phi3, partial": {
         "original_max_position_embeddings": 512,
         "rope_parameters": _PLAIN_ROPE | {"partial_rotary_factor": 0.5},
@@ -164,7 +165,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **_MIXED,
         "head_dim": 16,
         "sliding_window": 7,
-        "rope_parameters": _YARN | {"truncate": False},
+        "rope_parameters": _YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
     },
     "arcee": {"mlp_bias": True},
     "helium": {"head_dim": 16},

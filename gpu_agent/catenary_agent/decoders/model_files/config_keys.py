@@ -67,6 +67,7 @@ _REPEATED = {
 _SWITCHED = {"sliding_window": "use_sliding_window", "max_window_layers": "use_sliding_window"}
 """Keys that mean nothing while another one is false."""
 
+_ROTATION_KEYS = ("rope_parameters", "rope_scaling")
 _ROTATION = keys_in("type rope_type rope_theta")
 _ROTATIONS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
@@ -94,6 +95,8 @@ def refused_key(config: Mapping[str, Any], family: ModelFamily) -> str | None:
         family: The adapter of its family.
     """
     for key, value in config.items():
+        if key in _ROTATION_KEYS and not isinstance(value, Mapping | None):
+            return f"its key {key!r} is {_shown(value)}, which is not an object"
         if not _is_understood(key, value, config, family):
             return f"its key {key!r} is {_shown(value)}, which is not understood"
     for name, rotation in rotations(config):
@@ -105,7 +108,7 @@ def refused_key(config: Mapping[str, Any], family: ModelFamily) -> str | None:
 
 def rotations(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the parameters of each rotary embedding, with the key that they are under."""
-    for key in ("rope_parameters", "rope_scaling"):
+    for key in _ROTATION_KEYS:
         said = config.get(key)
         if not isinstance(said, Mapping) or not said:
             continue

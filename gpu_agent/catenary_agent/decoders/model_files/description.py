@@ -7,8 +7,10 @@ several kinds, what attention has to do beyond its usual formula, and experts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from catenary_agent.decoders.model_files.config_keys import (
@@ -18,14 +20,15 @@ from catenary_agent.decoders.model_files.config_keys import (
 )
 from catenary_agent.decoders.model_files.families import (
     FAMILIES,
-    GRAPH_FAMILIES,
     REASONS,
     ExpertKeys,
     ModelFamily,
 )
+from catenary_services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
 from catenary_services.errors import InvalidInput
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_MOST_BLOCKS = 4096
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")
 
 
@@ -56,6 +59,8 @@ class DecoderDescription:
     context_tokens: int
     """The most tokens of a session. Rotary embeddings of some types are others for longer texts,
     and caches of sessions of any length are in one step: such a model is run up to there."""
+    graph_context_tokens: int
+    """The same of its graph for agents on a CPU, which may know less of windows."""
     embedding_scale: float = 1.0
     """The factor of embedding rows."""
     logit_scale: float = 1.0
@@ -97,6 +102,11 @@ def describe(config: Mapping[str, Any]) -> DecoderDescription:
         hidden = int(config["hidden_size"])
         head = int(_said(config, family, "head_dim") or hidden // heads)
         blocks = int(config["num_hidden_layers"])
+        if not 0 < blocks <= _MOST_BLOCKS:
+            raise ValueError(f"{blocks} layers")
+        context, windows = _context(config), _windows(config, family, blocks)
+        ignored = windows if family.graph is not None and family.graph.ignores_windows else ()
+        unseen = min([context, *(each for each in ignored if each is not None)])
         return DecoderDescription(
             blocks=blocks,
             hidden_size=hidden,
@@ -105,44 +115,69 @@ def describe(config: Mapping[str, Any]) -> DecoderDescription:
             key_value_heads=int(config.get("num_key_value_heads") or heads),
             head_size=head,
             vocabulary_size=int(config["vocab_size"]),
-            context_tokens=_context(config),
+            context_tokens=context,
+            graph_context_tokens=unseen,
             embedding_scale=_embedding_scale(config, family, hidden),
             logit_scale=_logit_scale(config, family),
             logit_cap=_cap(config, family, "final_logit_softcapping"),
             score_cap=_cap(config, family, "attn_logit_softcapping"),
             has_sinks=family.has_sinks,
-            windows=_windows(config, family, blocks),
+            windows=windows,
             rotary_kinds=_kinds(config, family, blocks) if family.rotaries_by_kind else (),
             rotated_size=int(head * _rotated_part(config, family)),
             has_fused_gate=family.fuses_gate,
             experts=None if family.experts is None else _experts(config, family.experts),
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise InvalidInput("config.json", f"does not say a size: {error}") from None
 
 
-def why_not(config: Mapping[str, Any], families: tuple[str, ...] = ()) -> str | None:
-    """Returns why a model cannot be run, as a phrase to follow its name; None if it can.
+def read_object(file: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file such as `config.json`.
+
+    Raises:
+        InvalidInput: It cannot be read, is too large or is no object.
+    """
+    try:
+        document = json.loads(read_bounded(file, LARGEST_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInput(file.name, f"cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidInput(file.name, "is not an object")
+    return document
+
+
+def why_not(config: Mapping[str, Any]) -> str | None:
+    """Returns why PyTorch agents cannot run a model, as a phrase; None if they can.
 
     Args:
         config: The content of its `config.json`.
-        families: The families that can be run; all that PyTorch agents run if empty.
     """
     name = config.get("model_type")
-    known = families or tuple(FAMILIES)
-    if name in known:
-        reason = refused_key(config, FAMILIES[str(name)])
-        return None if reason is None else f"{name!r}: {reason}"
-    if name in FAMILIES:
-        return f"{name!r} is none of {', '.join(known)}, which agents on a CPU run"
     if name in REASONS:
         return f"{name!r} cannot be run: {REASONS[str(name)]}"
-    return f"{name!r} is none of {', '.join(known)}"
+    if name not in FAMILIES:
+        return f"{name!r} is none of {', '.join(FAMILIES)}"
+    reason = refused_key(config, FAMILIES[str(name)])
+    return None if reason is None else f"{name!r}: {reason}"
 
 
 def why_not_on_cpu(config: Mapping[str, Any]) -> str | None:
     """Returns why agents on a CPU cannot run a model with ONNX Runtime; None if they can."""
-    return why_not(config, GRAPH_FAMILIES)
+    reason = why_not(config)
+    if reason is not None:
+        return reason
+    name, family = config["model_type"], _family(config)
+    if family.graph is None:
+        known = ", ".join(each for each, one in FAMILIES.items() if one.graph is not None)
+        return f"{name!r} is none of {known}, which agents on a CPU run"
+    types = [rotation_type(rotation) for _, rotation in rotations(config)]
+    unknown = [each for each in types if each not in family.graph.rotations]
+    if unknown:
+        return f"{name!r}: agents on a CPU have no rotary embeddings of type {unknown[0]!r}"
+    if _rotated_part(config, family) != 1.0:
+        return f"{name!r}: agents on a CPU rotate whole heads, and not a part of each"
+    return None
 
 
 def why_not_quantised(config: Mapping[str, Any], precision: str) -> str | None:

@@ -30,6 +30,16 @@ class ExpertKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """What the onnxruntime-genai builder computes of a family, by comparison with `transformers`."""
+
+    rotations: tuple[str, ...] = ("default",)
+    """The types of rotary embeddings it computes."""
+    ignores_windows: bool = False
+    """Whether it leaves out windows, so that sessions end where one begins to count."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFamily:
     """The adapter of a family: how its configuration and its files are read."""
 
@@ -54,6 +64,8 @@ class ModelFamily:
     fuses_gate: bool = False
     """Whether one matrix makes both halves of the feed-forward part."""
     experts: ExpertKeys | None = None
+    graph: GraphLimits | None = None
+    """The limits of its graphs, which agents on a CPU need; None if none can be made."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Parts of tensor names in `transformers`, and what files have instead."""
 
@@ -79,11 +91,13 @@ _COHERE = keys_in("layer_norm_eps attention_bias logit_scale")
 _WINDOWS = keys_in("rms_norm_eps sliding_window layer_types")
 
 FAMILIES: Mapping[str, ModelFamily] = {
-    "llama": ModelFamily(_LLAMA),
-    "mistral": ModelFamily(keys_in("rms_norm_eps sliding_window")),
+    "llama": ModelFamily(_LLAMA, graph=GraphLimits(("default", "llama3", "dynamic"))),
+    "mistral": ModelFamily(
+        keys_in("rms_norm_eps sliding_window"), graph=GraphLimits(ignores_windows=True)
+    ),
     "ministral": ModelFamily(_WINDOWS),
-    "qwen2": ModelFamily(_QWEN),
-    "qwen3": ModelFamily(_QWEN | {"attention_bias"}, {"head_dim": 128}),
+    "qwen2": ModelFamily(_QWEN, graph=GraphLimits()),
+    "qwen3": ModelFamily(_QWEN | {"attention_bias"}, {"head_dim": 128}, graph=GraphLimits()),
     "qwen2_moe": ModelFamily(
         _QWEN | _QWEN_EXPERTS | keys_in("shared_expert_intermediate_size qkv_bias"),
         experts=ExpertKeys("moe_intermediate_size", "shared_expert_intermediate_size"),
@@ -105,12 +119,13 @@ FAMILIES: Mapping[str, ModelFamily] = {
         _EXPERTS | keys_in("rms_norm_eps attention_bias clip_qkv"),
         experts=ExpertKeys(),
     ),
-    "gemma": ModelFamily(_GEMMA, {"head_dim": 256}, scales_embedding=True),
+    "gemma": ModelFamily(_GEMMA, {"head_dim": 256}, scales_embedding=True, graph=GraphLimits()),
     "gemma2": ModelFamily(
         _GEMMA_2 | {"attn_logit_softcapping"},
         {"head_dim": 256, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
         scales_embedding=True,
         window_pattern=2,
+        graph=GraphLimits(),
     ),
     "gemma3_text": ModelFamily(
         _GEMMA_2 | keys_in("sliding_window_pattern _sliding_window_pattern rope_local_base_freq"),
@@ -124,10 +139,11 @@ FAMILIES: Mapping[str, ModelFamily] = {
         without_effect={"full_attn_mod": 1, "interpolate_factor": 1},
         partial_rotation=True,
         fuses_gate=True,
+        graph=GraphLimits(ignores_windows=True),
     ),
     "olmo2": ModelFamily(keys_in("rms_norm_eps attention_bias")),
     "olmo3": ModelFamily(_WINDOWS | {"attention_bias"}, rotaries_by_kind=True, window_pattern=4),
-    "granite": ModelFamily(_GRANITE, divides_logits=True),
+    "granite": ModelFamily(_GRANITE, divides_logits=True, graph=GraphLimits()),
     "granitemoe": ModelFamily(
         _GRANITE | _MIXED,
         divides_logits=True,
@@ -193,12 +209,12 @@ FAMILIES: Mapping[str, ModelFamily] = {
     ),
     "arcee": ModelFamily(_LLAMA),
     "helium": ModelFamily(_LLAMA, {"head_dim": 128}),
-    "ernie4_5": ModelFamily(keys_in("rms_norm_eps use_bias"), {"head_dim": 128}),
+    "ernie4_5": ModelFamily(
+        keys_in("rms_norm_eps use_bias"), {"head_dim": 128}, graph=GraphLimits()
+    ),
     "exaone4": ModelFamily(_WINDOWS | {"sliding_window_pattern"}, window_pattern=4),
 }
 """The families that PyTorch agents run, by `model_type`."""
-GRAPH_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""The families of which a graph can be made, which agents on a CPU need."""
 REASONS = {
     "falcon": "its attention cannot be replaced by ours",
     "deepseek_v2": "its keys are wider than its values, and caches have one width",

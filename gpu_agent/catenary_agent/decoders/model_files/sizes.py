@@ -7,7 +7,6 @@ table of both; nothing is loaded.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,7 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from catenary_agent.decoders.model_files.description import DecoderDescription, describe
+from catenary_agent.decoders.model_files.description import (
+    DecoderDescription,
+    describe,
+    read_object,
+)
 from catenary_agent.decoders.model_files.embedding import EMBEDDING
 from catenary_agent.decoders.model_files.quantisation import (
     CODES,
@@ -121,7 +124,7 @@ def table_from(
         key_value_heads=described.key_value_heads,
         head_size=described.head_size,
         vocabulary_size=described.vocabulary_size,
-        context_tokens=described.context_tokens,
+        context_tokens=described.graph_context_tokens if graphs else described.context_tokens,
         end_token_ids=end_token_ids,
         block_bytes=plain.largest_block_bytes,
         embedding_bytes=_tensor(tensors, EMBEDDING).nbytes,
@@ -229,7 +232,7 @@ def read_table(folder: Path, precision: str, model_hash: str) -> DecoderTable:
     Raises:
         InvalidInput: Config, weights and graph contradict each other.
     """
-    config = _json(folder / "config.json")
+    config = read_object(folder / "config.json")
     return table_from(
         config,
         all_tensors(folder),
@@ -269,7 +272,7 @@ def end_token_ids(folder: Path) -> tuple[int, ...]:
     found: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            given = _json(folder / name).get("eos_token_id")
+            given = read_object(folder / name).get("eos_token_id")
             found.extend(given if isinstance(given, list) else [given])
     return tuple(sorted({each for each in found if isinstance(each, int)}))
 
@@ -357,13 +360,3 @@ def _tensor(tensors: Mapping[str, StoredTensor], name: str) -> StoredTensor:
     if found is None:
         raise InvalidInput("model.safetensors", f"has no {name}")
     return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(path.name, f"cannot be read: {error}") from None
-    if not isinstance(document, dict):
-        raise InvalidInput(path.name, "is not an object")
-    return document

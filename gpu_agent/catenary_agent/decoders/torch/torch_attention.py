@@ -13,7 +13,7 @@ it, all of them without repeating keys for grouped queries:
   does not depend on the others. Best on a CPU, where a call costs little.
 
 Where scores are capped, or a head has a sink, no kernel knows the formula: it is computed step by
-step, over some keys at a time (`_by_formula`), as `PADDED` or as `EACH`.
+step, over some keys at a time (`torch_formula`), as `PADDED` or as `EACH`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from catenary_agent.decoders.model_files.sizes import GATHERED_BYTES, SCORED_BYTES, SCORED_ROWS
+from catenary_agent.decoders.model_files.sizes import GATHERED_BYTES
 from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool
+from catenary_agent.decoders.torch.torch_formula import (
+    ScoreFormula,
+    by_formula,
+    chunk_by_formula,
+    chunk_mask,
+)
 from catenary_agent.decoders.torch.torch_wide import narrowed
 
 ATTENTION = "catenary"
 """The name under which `attend` is registered with `transformers`."""
-
-ScoreFormula = tuple[float, int | None, float | None, torch.Tensor | None]
-"""The factor of scores, the window, the cap and the sinks; see `attend`."""
-_NOTHING_SEEN = -1e30
-"""A score below all others, whose differences are numbers."""
 
 
 class AttentionKernel(Enum):
@@ -221,7 +222,7 @@ def _one(call: LayerCall, query: torch.Tensor, index: int, how: ScoreFormula) ->
         result = functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
         return result.reshape(1, 1, query.shape[1], -1)
     if not plain:
-        return _chunk_by_formula(query, keys, values, (used - hidden, how)).transpose(1, 2)
+        return chunk_by_formula(query, keys, values, (used - hidden, how)).transpose(1, 2)
     place = (index, window)
     if place not in step.masks:
         step.masks[place] = chunk_mask(new, used, window, query.device)[:, hidden:]
@@ -229,75 +230,6 @@ def _one(call: LayerCall, query: torch.Tensor, index: int, how: ScoreFormula) ->
         query, keys, values, attn_mask=step.masks[place], scale=scaling, enable_gqa=True
     )
     return result.transpose(1, 2)
-
-
-def _chunk_by_formula(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    within: tuple[int, ScoreFormula],
-) -> torch.Tensor:
-    """Returns `_by_formula` for the last rows of a session, some at a time."""
-    used, how = within
-    new = query.shape[2]
-    parts = []
-    for first in range(0, new, SCORED_ROWS):
-        rows = query[:, :, first : first + SCORED_ROWS]
-        end = used - new + first + rows.shape[2]
-        # A single row attends to all that the caller gives.
-        seen = chunk_mask(rows.shape[2], end, how[1], query.device)[None] if new > 1 else None
-        parts.append(_by_formula(rows, keys[:, :, :end], values[:, :, :end], seen, how))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-def _by_formula(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    seen: torch.Tensor | None,
-    how: ScoreFormula,
-) -> torch.Tensor:
-    """Attends with capped scores and sinks, over some keys at a time.
-
-    The softmax is corrected by each part, as in FlashAttention; a sink is what it begins with.
-
-    Args:
-        query: [sessions, heads, rows, head size].
-        keys: [sessions, key-value heads, tokens, head size].
-        values: The same shape as `keys`.
-        seen: The tokens that each row attends to: bool [sessions or 1, rows, tokens]; None for all.
-        how: The formula.
-
-    Returns:
-        The same shape and datatype as `query`.
-    """
-    scaling, _, cap, sinks = how
-    sessions, heads, rows, size = query.shape
-    groups, used = keys.shape[1:3]
-    parts = (sessions, groups, heads // groups, rows)
-    # The heads that share a key head become rows of one query.
-    grouped = query.reshape(sessions, groups, -1, size).float() * scaling
-    best = grouped.new_full((*parts, 1), _NOTHING_SEEN)
-    if sinks is not None:
-        best = best.copy_(sinks.float().view(1, groups, -1, 1, 1))
-    best = best.view(*grouped.shape[:3], 1)
-    total = torch.full_like(best, 0.0 if sinks is None else 1.0)
-    result = torch.zeros_like(grouped)
-    step = max(1, SCORED_BYTES // (sessions * 16 * (heads * rows + groups * size)))
-    for first in range(0, used, step):
-        scores = grouped @ keys[:, :, first : first + step].float().transpose(2, 3)
-        if cap is not None:
-            scores.div_(cap).tanh_().mul_(cap)
-        if seen is not None:
-            hidden = ~seen[:, None, None, :, first : first + step]
-            scores.view(*parts, -1).masked_fill_(hidden, -torch.inf)
-        most = torch.maximum(best, scores.amax(-1, keepdim=True))
-        weights = scores.sub_(most).exp_()
-        shrunk = best.sub_(most).exp_()
-        total.mul_(shrunk).add_(weights.sum(-1, keepdim=True))
-        result.mul_(shrunk).add_(weights @ values[:, :, first : first + step].float())
-        best = most
-    return result.div_(total).view(query.shape).to(query.dtype)
 
 
 def _padded(
@@ -322,7 +254,7 @@ def _padded(
         part.masked_fill_(~seen[:, :, None, None], 0)
         gathered.append(part.transpose(1, 2))
     if cap is not None or sinks is not None:
-        return _by_formula(query[:, :, None], *gathered, seen[:, None], how)[:, :, 0]
+        return by_formula(query[:, :, None], *gathered, seen[:, None], how)[:, :, 0]
     grouped = query.reshape(len(sessions), gathered[0].shape[1], -1, query.shape[2])
     result = functional.scaled_dot_product_attention(
         grouped, gathered[0], gathered[1], attn_mask=seen[:, None, None, :], scale=scaling
@@ -353,11 +285,3 @@ def _flash(
         seqused_k=step.used[:sessions],
     )[0]
     return result
-
-
-def chunk_mask(new: int, used: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Returns bool [new, used]: the cached tokens that each of the `new` last ones attends to."""
-    rows = torch.arange(used - new, used, device=device)[:, None]
-    columns = torch.arange(used, device=device)
-    seen = columns <= rows
-    return seen & (columns > rows - window) if window else seen

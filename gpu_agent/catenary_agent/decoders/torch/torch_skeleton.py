@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from catenary_agent.decoders.model_files.description import (
     DecoderDescription,
     describe,
+    read_object,
     why_not,
 )
 from catenary_agent.decoders.model_files.families import FAMILIES, ModelFamily
@@ -20,7 +20,6 @@ from catenary_agent.decoders.model_files.quantisation import CODES, StoredQuanti
 from catenary_agent.decoders.model_files.stored_names import pieces_of
 from catenary_agent.decoders.torch.torch_attention import ATTENTION, attend
 from catenary_agent.decoders.torch.torch_experts import EXPERTS, compute_experts
-from catenary_services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
 from catenary_services.errors import InvalidInput, NotSupported
 
 _PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -73,7 +72,7 @@ def skeleton(folder: Path, dtype: torch.dtype, what: str) -> DecoderSkeleton:
 
     transformers.AttentionInterface.register(ATTENTION, attend)
     ALL_EXPERTS_FUNCTIONS.register(EXPERTS, compute_experts)
-    facts = json.loads(read_bounded(folder / "config.json", LARGEST_CONFIG_BYTES))
+    facts = read_object(folder / "config.json")
     reason = why_not(facts)
     if reason is not None:
         raise NotSupported(f"{what}: {reason}")

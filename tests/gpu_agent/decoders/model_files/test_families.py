@@ -28,7 +28,7 @@ from catenary_agent.decoders.model_files.description import (
 )
 from catenary_agent.decoders.model_files.families import FAMILIES
 from catenary_agent.decoders.model_files.sizes import all_tensors
-from catenary_agent.decoders.torch import torch_attention
+from catenary_agent.decoders.torch import torch_formula
 from catenary_agent.decoders.torch.torch_attention import AttentionKernel
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.decoders.torch.torch_skeleton import check_tensors
@@ -109,8 +109,8 @@ def test_capped_scores_and_sinks_are_the_same_on_devices_without_a_kernel(varian
 
 
 def test_scores_are_computed_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_attention, "SCORED_BYTES", 1 << 12)
-    monkeypatch.setattr(torch_attention, "SCORED_ROWS", 5)
+    monkeypatch.setattr(torch_formula, "SCORED_BYTES", 1 << 12)
+    monkeypatch.setattr(torch_formula, "SCORED_ROWS", 5)
     model = shared_variant("gpt_oss")
     found = compared_logits([opened(model, 0, LAYERS)], reference_model(*model))
     assert found.difference < TOLERANCE
