@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "families.md"
 CHUNKS = ((12, 3), (1, 10), (16, 1), (1, 3))
 """The tokens of two prompts in each step: chunks and single tokens, mixed."""
 GENERATED = 12
-_ROW = re.compile(r"\| ([^|]+) \| `([^`|]+)` \| ([^|]+) \| ([0-9.e-]+) \|")
+_ROW = re.compile(r"\| ([^|]+) \| `([^`|]+)` \| ([^|]+) \| `transformers` \| ([0-9.e-]+) \|")
 _FACTOR = 10.0
 """How far a difference on another machine may be from the written one: products of matrices add in
 another order there."""
@@ -124,7 +124,7 @@ def written() -> dict[tuple[str, str, str], float]:
 
 def check_written(files: str, model: str, executor: str, found: Compared) -> None:
     """Asserts that the page has a row about a comparison, with a difference as large as found."""
-    row = f"| {files} | `{model}` | {executor} | {rounded_up(found.difference)} |"
+    row = f"| {files} | `{model}` | {executor} | `transformers` | {rounded_up(found.difference)} |"
     said = written().get((files, model, executor))
     assert said is not None, f"{PAGE.name} lacks: {row}"
     assert found.difference <= _FACTOR * said, f"{PAGE.name} should have: {row}"

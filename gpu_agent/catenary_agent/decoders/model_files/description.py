@@ -169,8 +169,7 @@ def why_not_on_cpu(config: Mapping[str, Any]) -> str | None:
         return reason
     name, family = config["model_type"], _family(config)
     if family.graph is None:
-        known = ", ".join(each for each, one in FAMILIES.items() if one.graph is not None)
-        return f"{name!r} is none of {known}, which agents on a CPU run"
+        return f"{name!r} has no graph, which agents on a CPU run: {family.no_graph}"
     types = [rotation_type(rotation) for _, rotation in rotations(config)]
     unknown = [each for each in types if each not in family.graph.rotations]
     if unknown:

@@ -31,7 +31,7 @@ class ExpertKeys:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """What the onnxruntime-genai builder computes of a family, by comparison with `transformers`."""
+    """What the builder of graphs computes of a family, by comparison with `transformers`."""
 
     rotations: tuple[str, ...] = ("default",)
     """The types of rotary embeddings it computes."""
@@ -66,6 +66,8 @@ class ModelFamily:
     experts: ExpertKeys | None = None
     graph: GraphLimits | None = None
     """The limits of its graphs, which agents on a CPU need; None if none can be made."""
+    no_graph: str = "the builder of graphs does not know it"
+    """Why none can be made, as a phrase."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Parts of tensor names in `transformers`, and what files have instead."""
 
@@ -133,6 +135,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
         scales_embedding=True,
         rotaries_by_kind=True,
         window_pattern=6,
+        no_graph="the builder of graphs reads one rotary embedding, and it has two",
     ),
     "phi3": ModelFamily(
         keys_in("rms_norm_eps sliding_window original_max_position_embeddings"),
@@ -169,7 +172,8 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "smollm3": ModelFamily(
         _LLAMA
         | keys_in("no_rope_layers no_rope_layer_interval use_sliding_window sliding_window")
-        | {"layer_types"}
+        | {"layer_types"},
+        no_graph="the builder of graphs fails at layers without rotary embeddings",
     ),
     "starcoder2": ModelFamily(
         keys_in("norm_epsilon use_bias sliding_window"),
@@ -206,6 +210,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
         window_pattern=2,
         has_sinks=True,
         experts=ExpertKeys(matrices=None),
+        no_graph="the builder of graphs fails at its experts",
     ),
     "arcee": ModelFamily(_LLAMA),
     "helium": ModelFamily(_LLAMA, {"head_dim": 128}),
