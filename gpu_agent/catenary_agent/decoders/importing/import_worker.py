@@ -225,7 +225,8 @@ def check_config(folder: Path, options: ImportOptions) -> None:
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidInput("config.json", f"cannot be read: {error}") from None
     if reason is not None:
-        hint = "; import it with --target gpu" if only_gpu else ""
+        hint = "; import it with --target gpu, and run it there or with decoder: torch"
+        hint = hint if only_gpu else ""
         raise InvalidInput("config.json", reason + hint)
     if unfit is not None:
         raise InvalidInput("config.json", unfit)
