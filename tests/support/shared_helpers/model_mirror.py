@@ -64,7 +64,8 @@ class ModelMirror:
 
     def add_folder(self, repository: str, folder: Path) -> str:
         """Adds the files of a folder as the main branch of a repository."""
-        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        found = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in found}
         return self.add(repository, files)
 
     def of(self, name: str) -> list[MirrorRequest]:

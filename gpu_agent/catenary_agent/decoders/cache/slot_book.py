@@ -169,3 +169,11 @@ class BookedDecoder:
         """Checks a layout and returns it, where nothing has to be prepared."""
         layout.check(self.key)
         return layout
+
+    def _check_layout(self, layout: CacheLayout) -> None:
+        """Raises InvalidInput unless a layout is possible for this partition of this model."""
+        layout.check(self.key)
+        if layout.session_tokens > self.table.context_tokens:
+            most = self.table.context_tokens
+            text = f"{layout.session_tokens} is more than the model's {most}"
+            raise InvalidInput("cache.session_tokens", text)

@@ -20,9 +20,14 @@ from typing import Any
 import msgspec
 
 from catenary_agent.decoders.model_files.checkpoint import Checkpoint, write_alone
+from catenary_agent.decoders.model_files.description import (
+    read_object,
+    why_not,
+    why_not_on_cpu,
+    why_not_quantised,
+)
 from catenary_agent.decoders.model_files.embedding import EMBEDDING
-from catenary_agent.decoders.model_files.families import FAMILIES, GRAPH_FAMILIES, why_not
-from catenary_agent.decoders.model_files.gguf_weights import write_weights
+from catenary_agent.decoders.model_files.gguf_weights import check_architecture, write_weights
 from catenary_agent.decoders.model_files.quantisation import (
     GROUP,
     QuantisedLayout,
@@ -37,7 +42,6 @@ from catenary_agent.decoders.model_files.sizes import (
 )
 from catenary_agent.decoders.model_files.weights import WEIGHTS_FILE, is_own_file
 from catenary_agent.decoders.onnx.graph_worker import build_graph
-from catenary_services.bounded_files import LARGEST_CONFIG_BYTES, read_bounded
 from catenary_services.domain.decoder import DecoderForm, DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey
 from catenary_services.domain.model import ModelManifest
@@ -161,6 +165,7 @@ def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     repository.write_manifest(manifest_of(key, order.options, WEIGHTS_FILE, tokens))
     repository.write_decoder_table(key, table)
     write_alone(EMBEDDING, checkpoint, folder / WEIGHTS_FILE)
+    shutil.copyfile(source / "config.json", folder / "config.json")
     room.tell("timing the blocks")
     compute_ns = time_blocks(repository, key)
     for path in folder.iterdir():
@@ -171,7 +176,7 @@ def graph_and_times_in_jail(job: bytes, room: JailWorkspace) -> bytes:
 
 def _check_tensors(folder: Path, checkpoint: Checkpoint) -> None:
     # Imported late: agents on a CPU need no PyTorch, and a jail that imports it takes longer.
-    from catenary_agent.decoders.torch.torch_weights import check_tensors
+    from catenary_agent.decoders.torch.torch_skeleton import check_tensors
 
     check_tensors(folder, checkpoint.shapes())
 
@@ -180,7 +185,7 @@ def _table(
     folder: Path, checkpoint: Checkpoint, options: ImportOptions, graphs: dict[str, GraphBytes]
 ) -> DecoderTable:
     return table_from(
-        json.loads((folder / "config.json").read_bytes()),
+        read_object(folder / "config.json"),
         {name: tensor for name, (_, tensor) in checkpoint.tensors.items()},
         model_hash="",
         end_token_ids=end_token_ids(folder),
@@ -209,17 +214,19 @@ def check_config(folder: Path, options: ImportOptions) -> None:
     """Raises InvalidInput unless the agents of the target can run a folder's model."""
     graph = options.target != "gpu"
     try:
-        config = json.loads(read_bounded(folder / "config.json", LARGEST_CONFIG_BYTES))
-        reason = why_not(config, GRAPH_FAMILIES if graph else FAMILIES)
+        config = read_object(folder / "config.json")
+        reason = why_not_on_cpu(config) if graph else why_not(config)
         only_gpu = graph and why_not(config) is None
         stored = stored_as(config)
         unfit = why_not_precision(stored, options.precision, options.target)
+        unfit = unfit or why_not_quantised(config, options.precision)
     except NotSupported as error:
         raise InvalidInput("config.json", error.message) from None
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise InvalidInput("config.json", f"cannot be read: {error}") from None
     if reason is not None:
-        hint = "; import it with --target gpu" if only_gpu else ""
+        hint = "; import it with --target gpu, and run it there or with decoder: torch"
+        hint = hint if only_gpu else ""
         raise InvalidInput("config.json", reason + hint)
     if unfit is not None:
         raise InvalidInput("config.json", unfit)
@@ -242,6 +249,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     quantised = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
     )
+    check_architecture(quantised.config.model_type)
     facts: dict[str, Any] = quantised.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         facts.pop(name, None)

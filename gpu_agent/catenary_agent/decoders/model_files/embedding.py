@@ -22,18 +22,24 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 class Embedding:
     """A matrix in a safetensors file whose rows are read as float32."""
 
-    def __init__(self, file: Path, reading: VerifiedReading, name: str = EMBEDDING) -> None:
-        """Maps one tensor of a file, which `reading` checks.
+    def __init__(self, file: Path, reading: VerifiedReading, factor: float = 1.0) -> None:
+        """Maps the embedding in a file, which `reading` checks.
+
+        Args:
+            file: A safetensors file.
+            reading: The reading of its folder.
+            factor: The factor of all rows.
 
         Raises:
             InvalidInput: The file has no such matrix.
             NotSupported: Its datatype is not F32, F16 or BF16.
         """
-        tensor = checked_tensors(file, reading).get(name)
+        tensor = checked_tensors(file, reading).get(EMBEDDING)
         if tensor is None or len(tensor.shape) != 2:
-            raise InvalidInput(file.name, f"has no matrix {name}")
+            raise InvalidInput(file.name, f"has no matrix {EMBEDDING}")
         if tensor.dtype not in _DTYPES:
-            raise NotSupported(f"{file.name}: {name} is {tensor.dtype}")
+            raise NotSupported(f"{file.name}: {EMBEDDING} is {tensor.dtype}")
+        self._factor = None if factor == 1.0 else np.float32(factor)
         self._bfloat16 = tensor.dtype == "BF16"
         reading.begin(file, [(tensor.offset, tensor.nbytes)])
         dtype = _DTYPES[tensor.dtype]
@@ -43,5 +49,6 @@ class Embedding:
         """Returns the rows of int64 [n] token ids as float32 [n, hidden]."""
         rows = np.asarray(self._rows[token_ids])
         if self._bfloat16:  # these bits are the upper half of a float32
-            return (rows.astype(np.uint32) << 16).view(np.float32)
-        return rows.astype(np.float32, copy=False)
+            rows = (rows.astype(np.uint32) << 16).view(np.float32)
+        rows = rows.astype(np.float32, copy=False)
+        return rows if self._factor is None else rows * self._factor

@@ -56,9 +56,7 @@ def write_weights(
     """
     import gguf
 
-    if config.model_type not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise InvalidInput("architecture", f"{config.model_type!r} is none of {known}")
+    check_architecture(config.model_type)
     reader = gguf.GGUFReader(file)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     arch = getattr(gguf.MODEL_ARCH, _ARCHITECTURES[config.model_type])
@@ -92,6 +90,13 @@ def write_weights(
         for part in parts:
             for piece in part.make():
                 out.write(np.ascontiguousarray(piece).data)
+
+
+def check_architecture(model_type: str) -> None:
+    """Raises InvalidInput unless weights of a GGUF file are known to be those of the model."""
+    if model_type not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise InvalidInput("architecture", f"{model_type!r} is none of {known}")
 
 
 def _tensor_names(config: Any) -> Iterator[tuple[str, bool]]:

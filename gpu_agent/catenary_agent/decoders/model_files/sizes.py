@@ -7,7 +7,6 @@ table of both; nothing is loaded.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,6 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from catenary_agent.decoders.model_files.description import (
+    DecoderDescription,
+    describe,
+    read_object,
+)
 from catenary_agent.decoders.model_files.embedding import EMBEDDING
 from catenary_agent.decoders.model_files.quantisation import (
     CODES,
@@ -24,6 +28,7 @@ from catenary_agent.decoders.model_files.quantisation import (
     stored_as,
     unpacking_bytes,
 )
+from catenary_agent.decoders.model_files.stored_names import HEAD, is_router
 from catenary_agent.decoders.model_files.weights import StoredTensor, stored_tensors
 from catenary_services.domain.decoder import AllocatedSizes, DecoderForm, DecoderTable, StepSizes
 from catenary_services.errors import InvalidInput
@@ -48,12 +53,16 @@ a core's cache."""
 GATHERED_BYTES = 3 << 22
 """The bytes of caches that are copied at a time on devices where no kernel reads slots in place.
 These hold float16; what is copied is rearranged once."""
+SCORED_BYTES = 1 << 22
+"""About the bytes of scores, and of keys and values widened for them, that are computed at a time
+where no kernel knows the formula of attention."""
+SCORED_ROWS = 128
+"""The rows of which scores are computed at a time."""
 _ONNX_ARENA_BYTES = 9 << 19
 """The initial arenas of ONNX Runtime: blocks and head have one each, which begins with 1 MiB, and
 the first doubles soon."""
 _ONNX_GROWTH = 2.5
 """The growth of an arena relative to its content: it doubles when it is full, and has gaps."""
-_HEAD = "lm_head.weight"
 _NORM = "model.norm.weight"
 _NORM_PARTS = "model.norm."
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(?!.*rotary_emb\.)")
@@ -97,11 +106,10 @@ def table_from(
     Raises:
         InvalidInput: Config, tensors and graphs contradict each other.
     """
-    facts = _facts(config)
-    blocks = facts["blocks"]
+    described = describe(config)
     forms = [torch_sizes(config, tensors, form, precision) for form in TORCH_ITEM_BYTES]
     for name, graph in (graphs or {}).items():
-        if len(graph.blocks) != blocks:
+        if len(graph.blocks) != described.blocks:
             raise InvalidInput(
                 "config.json", f"names other layers than the graph's {len(graph.blocks)}"
             )
@@ -110,7 +118,13 @@ def table_from(
     plain = next(each for each in forms if each.form is plain_form)
     return DecoderTable(
         model_hash=model_hash,
-        **facts,
+        blocks=described.blocks,
+        hidden_size=described.hidden_size,
+        attention_heads=described.attention_heads,
+        key_value_heads=described.key_value_heads,
+        head_size=described.head_size,
+        vocabulary_size=described.vocabulary_size,
+        context_tokens=described.graph_context_tokens if graphs else described.context_tokens,
         end_token_ids=end_token_ids,
         block_bytes=plain.largest_block_bytes,
         embedding_bytes=_tensor(tensors, EMBEDDING).nbytes,
@@ -133,9 +147,9 @@ def torch_sizes(
     Raises:
         InvalidInput: A block, the embedding or the last norm has no tensors.
     """
-    item_bytes, facts = TORCH_ITEM_BYTES[form], _facts(config)
+    item_bytes, described = TORCH_ITEM_BYTES[form], describe(config)
     stored, unpacked = stored_as(config), 0
-    blocks = [0] * facts["blocks"]
+    blocks = [0] * described.blocks
     for name, tensor in tensors.items():
         match = _BLOCK.match(name)
         if match is not None and int(match[1]) < len(blocks):
@@ -145,9 +159,9 @@ def torch_sizes(
     if not all(blocks):
         raise InvalidInput("config.json", f"names {len(blocks)} layers; some have no weights")
     embedding = math.prod(_tensor(tensors, EMBEDDING).shape) * item_bytes
-    projection = math.prod(tensors[_HEAD].shape) * item_bytes if _HEAD in tensors else embedding
-    cache = 2 * facts["key_value_heads"] * facts["head_size"] * item_bytes
-    step = _torch_step(_widths(config, tensors), facts, form)
+    projection = math.prod(tensors[HEAD].shape) * item_bytes if HEAD in tensors else embedding
+    cache = 2 * described.key_value_heads * described.head_size * item_bytes
+    step = _torch_step(described, form)
     _tensor(tensors, _NORM)
     norm = sum(math.prod(t.shape) for name, t in tensors.items() if name.startswith(_NORM_PARTS))
     return AllocatedSizes(
@@ -155,20 +169,18 @@ def torch_sizes(
         block_bytes=tuple(blocks),
         embedding_bytes=embedding,
         head_bytes=norm * item_bytes + projection,
-        shared_bytes=0 if _HEAD in tensors else embedding,
+        shared_bytes=0 if HEAD in tensors else embedding,
         # Two buffers of angles in float32, and a spare row that receives the padding of steps.
-        fixed_bytes=2 * (_rotated(config, facts) // 2) * _FLOAT32_BYTES + cache,
+        fixed_bytes=2 * _angles(described) * (described.rotated_size // 2) * _FLOAT32_BYTES + cache,
         entry_bytes=0,
         cache_bytes_per_token=cache,
         step=replace(step, base_bytes=step.base_bytes + unpacked),
     )
 
 
-def _rotated(config: Mapping[str, Any], facts: Mapping[str, int]) -> int:
-    """Returns how many elements of a head are rotated."""
-    rope = config.get("rope_parameters") or {}
-    part = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    return int(facts["head_size"] * part)
+def _angles(described: DecoderDescription) -> int:
+    """Returns how many rotary embeddings a model has."""
+    return len(set(described.rotary_kinds)) or 1
 
 
 def _held_bytes(
@@ -182,6 +194,8 @@ def _held_bytes(
 
     The latter are needed only where no kernel multiplies with codes, which is not known here.
     """
+    if is_router(name):
+        return math.prod(tensor.shape) * _FLOAT32_BYTES, 0
     if stored is not None:
         if name.endswith(QUANTISED_PARTS):
             if not name.endswith(CODES):
@@ -198,7 +212,7 @@ def _held_bytes(
 
 def onnx_sizes(config: Mapping[str, Any], graph: GraphBytes, form: DecoderForm) -> AllocatedSizes:
     """Returns the sizes of a model in a form of ONNX Runtime, which keeps caches in float32."""
-    facts = _facts(config)
+    described = describe(config)
     return AllocatedSizes(
         form=form,
         block_bytes=graph.blocks,
@@ -207,8 +221,8 @@ def onnx_sizes(config: Mapping[str, Any], graph: GraphBytes, form: DecoderForm) 
         shared_bytes=0,
         fixed_bytes=0,
         entry_bytes=graph.angles,
-        cache_bytes_per_token=2 * facts["key_value_heads"] * facts["head_size"] * _FLOAT32_BYTES,
-        step=_onnx_step(_widths(config, {}), facts),
+        cache_bytes_per_token=2 * described.key_value_heads * described.head_size * _FLOAT32_BYTES,
+        step=_onnx_step(described),
     )
 
 
@@ -218,7 +232,7 @@ def read_table(folder: Path, precision: str, model_hash: str) -> DecoderTable:
     Raises:
         InvalidInput: Config, weights and graph contradict each other.
     """
-    config = _json(folder / "config.json")
+    config = read_object(folder / "config.json")
     return table_from(
         config,
         all_tensors(folder),
@@ -258,87 +272,82 @@ def end_token_ids(folder: Path) -> tuple[int, ...]:
     found: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            given = _json(folder / name).get("eos_token_id")
+            given = read_object(folder / name).get("eos_token_id")
             found.extend(given if isinstance(given, list) else [given])
     return tuple(sorted({each for each in found if isinstance(each, int)}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Widths:
-    """The widths of a layer's activations, in numbers per row."""
-
-    hidden: int
-    inner: int
-    """Width of the feed-forward part."""
-    query: int
-    key: int
-    """Width of the keys, and of the values."""
-    norms_query: bool
-    """True if queries and keys are normalised, which is done in float32."""
-
-
-def _widths(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> _Widths:
-    facts = _facts(config)
-    hidden = facts["hidden_size"]
-    return _Widths(
-        hidden=hidden,
-        inner=int(config.get("intermediate_size") or 4 * hidden),
-        query=facts["attention_heads"] * facts["head_size"],
-        key=facts["key_value_heads"] * facts["head_size"],
-        norms_query=any(".q_norm." in name for name in tensors),
-    )
-
-
-def _torch_step(widths: _Widths, facts: Mapping[str, int], form: DecoderForm) -> StepSizes:
+def _torch_step(described: DecoderDescription, form: DecoderForm) -> StepSizes:
     """Returns the peak memory of a layer of `transformers`, for each row in float32.
 
     Two angles per number of a head are alive throughout. The feed-forward part holds its input, the
-    normalised input and the sum, in the hidden width, and three values of the inner width: gate,
-    other half and product. Attention holds two values of the hidden width, keys and values, and
-    four of the width of the queries while these are rotated.
+    normalised input and the sum, in the hidden width, and its own values. Attention holds two
+    values of the hidden width, keys and values, and four of the width of the queries while these
+    are rotated, or normalised.
     """
-    hidden, query, kept = widths.hidden, widths.query, TORCH_ITEM_BYTES[form]
+    kept, hidden = TORCH_ITEM_BYTES[form], described.hidden_size
+    query = described.attention_heads * described.head_size
+    key = described.key_value_heads * described.head_size
     narrow = 0 if form is DecoderForm.TORCH_FLOAT32 else kept
     # The input of a matrix is kept for the next one; those of bfloat16 result twice, and are added.
     entering = 2 * narrow
     twice = _FLOAT32_BYTES if form is DecoderForm.TORCH_BFLOAT16 else 0
-    angles = 2 * facts["head_size"] * _FLOAT32_BYTES
+    angles = 2 * described.head_size * _angles(described) * _FLOAT32_BYTES
     stages = [
-        _FLOAT32_BYTES * (3 * widths.inner + 3 * hidden) + twice * widths.inner,
-        _FLOAT32_BYTES * (4 * query + 2 * widths.key + 2 * hidden)
-        + narrow * (query + 2 * widths.key)
+        _FLOAT32_BYTES * (4 * query + 2 * key + 2 * hidden)
+        + narrow * (query + 2 * key)
         + entering * hidden
         + twice * query,
-        _FLOAT32_BYTES * 5 * hidden + entering * max(hidden, widths.inner),
+        _FLOAT32_BYTES * 5 * hidden + entering * max(hidden, described.inner_size),
+        *_inner_stages(described, twice, entering),
     ]
-    if widths.norms_query:
-        stages.append(_FLOAT32_BYTES * (2 * hidden + 4 * query) + entering * hidden)
-    indices = 8 * (facts["blocks"] + 4)
+    base = _TORCH_SCRATCH_BYTES + (TILE_BYTES if narrow else 0)
+    if not described.has_plain_scores:
+        base += 2 * SCORED_BYTES
+        # Queries, sums and results of the formula, beside all that attention holds.
+        stages[0] += _FLOAT32_BYTES * 4 * query
+    indices = 8 * (described.blocks + 4)
     return StepSizes(
-        base_bytes=_TORCH_SCRATCH_BYTES
-        + (TILE_BYTES if narrow else 0)
-        + (2 * GATHERED_BYTES if form is DecoderForm.TORCH_FLOAT16 else 0),
+        base_bytes=base + (2 * GATHERED_BYTES if form is DecoderForm.TORCH_FLOAT16 else 0),
         row_bytes=angles + max(stages) + indices,
         output_bytes=angles + 2 * _FLOAT32_BYTES * hidden + indices,
-        logits_bytes=(_FLOAT32_BYTES + 2 * twice) * facts["vocabulary_size"]
+        logits_bytes=(_FLOAT32_BYTES + 2 * twice) * described.vocabulary_size
         + (3 * _FLOAT32_BYTES + entering) * hidden,
-        pair_bytes=1 + kept,
+        # Masks of each window, and the one in use as numbers.
+        pair_bytes=len(set(described.windows)) + kept,
     )
 
 
-def _onnx_step(widths: _Widths, facts: Mapping[str, int]) -> StepSizes:
+def _inner_stages(described: DecoderDescription, twice: int, entering: int) -> list[int]:
+    """Returns the bytes of a row in the feed-forward part of a layer: gate, other half, product."""
+    hidden, experts = described.hidden_size, described.experts
+    inner = described.inner_size
+    stages = [_FLOAT32_BYTES * (3 * inner + 3 * hidden) + twice * inner]
+    if described.has_fused_gate:
+        # Both halves are one tensor, which stays while the product is computed.
+        fused = _FLOAT32_BYTES * (4 * inner + 3 * hidden) + 2 * twice * inner
+        stages.append(fused + entering * max(inner, hidden))
+    if experts is not None:
+        # All rows may go to the same expert. The router has a score of every expert, three times.
+        chosen = experts.chosen * (8 * 4 + _FLOAT32_BYTES * 3)
+        wide = _FLOAT32_BYTES * (5 * experts.inner_size + 7 * hidden + 3 * experts.count)
+        shared = _FLOAT32_BYTES * 3 * experts.shared_inner_size
+        stages.append(wide + shared + chosen + 2 * twice * experts.inner_size + entering * hidden)
+    return stages
+
+
+def _onnx_step(described: DecoderDescription) -> StepSizes:
     """Returns the sizes of ONNX Runtime's arenas, which grow by doubling and never shrink."""
-    hidden, scores = widths.hidden, facts["attention_heads"] * _FLOAT32_BYTES
-    row = max(
-        3 * widths.inner + 3 * hidden,
-        2 * hidden + 3 * widths.query + 4 * widths.key,
-    )
+    hidden, scores = described.hidden_size, described.attention_heads * _FLOAT32_BYTES
+    query = described.attention_heads * described.head_size
+    key = described.key_value_heads * described.head_size
+    row = max(3 * described.inner_size + 3 * hidden, 2 * hidden + 3 * query + 4 * key)
     return StepSizes(
         base_bytes=_ONNX_ARENA_BYTES,
         row_bytes=round(_ONNX_GROWTH * _FLOAT32_BYTES * row),
         output_bytes=0,
         logits_bytes=round(
-            _ONNX_GROWTH * _FLOAT32_BYTES * (2 * facts["vocabulary_size"] + 3 * hidden)
+            _ONNX_GROWTH * _FLOAT32_BYTES * (2 * described.vocabulary_size + 3 * hidden)
         ),
         context_bytes=round(_ONNX_GROWTH * scores),
         pair_bytes=round(_ONNX_GROWTH * scores),
@@ -346,35 +355,8 @@ def _onnx_step(widths: _Widths, facts: Mapping[str, int]) -> StepSizes:
     )
 
 
-def _facts(config: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes in a config, under the names of the table's fields."""
-    try:
-        heads = int(config["num_attention_heads"])
-        return {
-            "blocks": int(config["num_hidden_layers"]),
-            "hidden_size": int(config["hidden_size"]),
-            "attention_heads": heads,
-            "key_value_heads": int(config.get("num_key_value_heads") or heads),
-            "head_size": int(config.get("head_dim") or config["hidden_size"] // heads),
-            "vocabulary_size": int(config["vocab_size"]),
-            "context_tokens": int(config["max_position_embeddings"]),
-        }
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise InvalidInput("config.json", f"does not say a size: {error}") from None
-
-
 def _tensor(tensors: Mapping[str, StoredTensor], name: str) -> StoredTensor:
     found = tensors.get(name)
     if found is None:
         raise InvalidInput("model.safetensors", f"has no {name}")
     return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(path.name, f"cannot be read: {error}") from None
-    if not isinstance(document, dict):
-        raise InvalidInput(path.name, "is not an object")
-    return document

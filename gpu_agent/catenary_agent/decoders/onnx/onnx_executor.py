@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +21,12 @@ from catenary_agent.decoders.cache.cache_rows import CacheRows, cover
 from catenary_agent.decoders.cache.cache_store import CacheShape, CacheStore
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.model_files.checkpoint import places_in
+from catenary_agent.decoders.model_files.description import (
+    DecoderDescription,
+    describe,
+    read_object,
+    why_not_on_cpu,
+)
 from catenary_agent.decoders.model_files.embedding import EMBEDDING, Embedding
 from catenary_agent.decoders.model_files.sizes import graph_bytes
 from catenary_agent.decoders.onnx.building import ensure_graph
@@ -32,7 +38,7 @@ from catenary_agent.kv.span import CacheSpan
 from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.decoder import DecoderRuntime, form_of
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.errors import InvalidInput
+from catenary_services.errors import NotSupported
 from catenary_services.models.model_repository import ModelRepository
 
 _BRIDGED_ROWS = {"fp32": 8.0, "int8": 4.0, "int4": 1.0}
@@ -65,6 +71,7 @@ class OnnxDecoder(BookedDecoder):
         Raises:
             ModelNotFound: The model is absent.
             InvalidInput: There are no such blocks, or the layout is impossible.
+            NotSupported: The graph of this model is not right, or cannot be made.
         """
         self._repository = repository
         manifest = repository.manifest(key.model)
@@ -76,6 +83,7 @@ class OnnxDecoder(BookedDecoder):
         self._rows = CacheRows()
         self._segments: tuple[BlockSegment, ...] = ()
         with repository.reading(key.model) as reading:
+            described = self._described(reading)
             self._segments = self._prepare(layout, reading).segments
             self._install(CacheStore(CacheShape.of(key, self.table, layout)))
             stored = graph_bytes(self._folder)
@@ -84,7 +92,7 @@ class OnnxDecoder(BookedDecoder):
             self._embedding: Embedding | None = None
             if key.first_block == 0:
                 file, _ = places_in(reading)[EMBEDDING]
-                self._embedding = Embedding(file, reading)
+                self._embedding = Embedding(file, reading, described.embedding_scale)
             self._head: LanguageModelHead | None = None
             if key.last_block == self.table.blocks:
                 self._head = LanguageModelHead(self._folder, threads, reading)
@@ -169,12 +177,25 @@ class OnnxDecoder(BookedDecoder):
         with self._repository.reading(self.key.model) as reading:
             return self._prepare(layout, reading)
 
+    def _described(self, reading: VerifiedReading) -> DecoderDescription:
+        """Returns the description of the model, whose sessions are not longer than its graph's.
+
+        Raises:
+            NotSupported: A graph of this model, which an earlier release made, is not right.
+        """
+        file = reading.folder / "config.json"
+        reading.begin(file, first=True)
+        config = read_object(file)
+        reason = why_not_on_cpu(config)
+        if reason is not None:
+            raise NotSupported(f"{self.key.model}: {reason}")
+        described = describe(config)
+        most = min(self.table.context_tokens, described.graph_context_tokens)
+        self.table = replace(self.table, context_tokens=most)
+        return described
+
     def _prepare(self, layout: CacheLayout, reading: VerifiedReading) -> PreparedLayout:
-        layout.check(self.key)
-        if layout.session_tokens > self.table.context_tokens:
-            most = self.table.context_tokens
-            text = f"{layout.session_tokens} is more than the model's {most}"
-            raise InvalidInput("cache.session_tokens", text)
+        self._check_layout(layout)
         # Running sessions keep their entries until the next change.
         entries = {*layout.entry_blocks, *self._entered()}
         return PreparedLayout(layout, self._segments_of(entries, reading))

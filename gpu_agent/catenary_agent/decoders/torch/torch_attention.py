@@ -11,6 +11,9 @@ it, all of them without repeating keys for grouped queries:
   For CUDA devices on which the first is not to be had.
 * `EACH`: one call per session on a view of its slot: no copy, no padding, and what a session gets
   does not depend on the others. Best on a CPU, where a call costs little.
+
+Where scores are capped, or a head has a sink, no kernel knows the formula: it is computed step by
+step, over some keys at a time (`torch_formula`), as `PADDED` or as `EACH`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,12 @@ from torch.nn import functional
 
 from catenary_agent.decoders.model_files.sizes import GATHERED_BYTES
 from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool
+from catenary_agent.decoders.torch.torch_formula import (
+    ScoreFormula,
+    by_formula,
+    chunk_by_formula,
+    chunk_mask,
+)
 from catenary_agent.decoders.torch.torch_wide import narrowed
 
 ATTENTION = "catenary"
@@ -127,6 +136,8 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     attention_mask: torch.Tensor | None,
     scaling: float,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Stores keys and values of the new tokens and attends to all cached ones.
@@ -140,6 +151,9 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
         scaling: Factor on the scores.
         sliding_window: The most tokens that one attends to, itself included; None for all before
             it.
+        softcap: The bound that scores are bent to by a hyperbolic tangent; None for none.
+        s_aux: The sinks, [heads]: a score of each head that takes part in the softmax and stands
+            for no token; None without.
         **others: `catenary` is the `LayerCall`.
 
     Returns:
@@ -158,18 +172,17 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     output = torch.empty_like(query.transpose(1, 2))
     plan = step.plan
     assert plan is not None  # only FLASH runs under a CUDA graph
+    how = scaling, sliding_window, softcap, s_aux
     singly = list(range(call.sessions))
     if step.kernel is AttentionKernel.PADDED:
         groups = _gathered(step, [i for i in singly if plan.counts[i] == 1])
         singly = sorted(set(singly) - {i for group in groups for i in group})
         for decoding in groups:
             rows_of = torch.tensor([plan.bounds[i] for i in decoding], device=query.device)
-            output[0, rows_of] = _padded(
-                call, query[0, :, rows_of].transpose(0, 1), decoding, (scaling, sliding_window)
-            )
+            output[0, rows_of] = _padded(call, query[0, :, rows_of].transpose(0, 1), decoding, how)
     for i in singly:
         part = slice(plan.bounds[i], plan.bounds[i + 1])
-        output[:, part] = _one(call, query[:, :, part], i, (scaling, sliding_window))
+        output[:, part] = _one(call, query[:, :, part], i, how)
     return output, None
 
 
@@ -191,11 +204,10 @@ def _gathered(step: StepTensors, sessions: list[int]) -> list[list[int]]:
     return groups
 
 
-def _one(
-    call: LayerCall, query: torch.Tensor, index: int, how: tuple[float, int | None]
-) -> torch.Tensor:
+def _one(call: LayerCall, query: torch.Tensor, index: int, how: ScoreFormula) -> torch.Tensor:
     """Attends for one session; returns [1, rows, heads, head size]."""
-    scaling, window = how
+    scaling, window, cap, sinks = how
+    plain = cap is None and sinks is None
     step = call.step
     assert step.plan is not None
     used, new = step.plan.used[index], step.plan.counts[index]
@@ -204,11 +216,13 @@ def _one(
     hidden = max(0, used - new + 1 - window) if window else 0
     keys = step.pool.keys[first + hidden : first + used].transpose(0, 1)[None]
     values = step.pool.values[first + hidden : first + used].transpose(0, 1)[None]
-    if new == 1:
+    if new == 1 and plain:
         # The heads that share a key head become rows of one query, so no key is repeated.
         grouped = query.reshape(1, keys.shape[1], -1, query.shape[3])
         result = functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
         return result.reshape(1, 1, query.shape[1], -1)
+    if not plain:
+        return chunk_by_formula(query, keys, values, (used - hidden, how)).transpose(1, 2)
     place = (index, window)
     if place not in step.masks:
         step.masks[place] = chunk_mask(new, used, window, query.device)[:, hidden:]
@@ -219,10 +233,10 @@ def _one(
 
 
 def _padded(
-    call: LayerCall, query: torch.Tensor, sessions: list[int], how: tuple[float, int | None]
+    call: LayerCall, query: torch.Tensor, sessions: list[int], how: ScoreFormula
 ) -> torch.Tensor:
     """Attends for one row of each of some sessions; query and result [sessions, heads, size]."""
-    scaling, window = how
+    scaling, window, cap, sinks = how
     step, pool = call.step, call.step.pool
     assert step.plan is not None
     used = torch.tensor([step.plan.used[i] for i in sessions], device=query.device)
@@ -239,6 +253,8 @@ def _padded(
         # Rows after a session's end may be NaN, and 0 * NaN is not 0.
         part.masked_fill_(~seen[:, :, None, None], 0)
         gathered.append(part.transpose(1, 2))
+    if cap is not None or sinks is not None:
+        return by_formula(query[:, :, None], *gathered, seen[:, None], how)[:, :, 0]
     grouped = query.reshape(len(sessions), gathered[0].shape[1], -1, query.shape[2])
     result = functional.scaled_dot_product_attention(
         grouped, gathered[0], gathered[1], attn_mask=seen[:, None, None, :], scale=scaling
@@ -269,11 +285,3 @@ def _flash(
         seqused_k=step.used[:sessions],
     )[0]
     return result
-
-
-def chunk_mask(new: int, used: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Returns bool [new, used]: the cached tokens that each of the `new` last ones attends to."""
-    rows = torch.arange(used - new, used, device=device)[:, None]
-    columns = torch.arange(used, device=device)
-    seen = columns <= rows
-    return seen & (columns > rows - window) if window else seen

@@ -48,7 +48,7 @@ _log = get_logger("catenary_agent.decoders")
 
 
 class TorchDecoder(BookedDecoder):
-    """Runs blocks `[first, last)` of a model of the Llama family; see `DecoderExecutor`."""
+    """Runs blocks `[first, last)` of a model of a known family; see `DecoderExecutor`."""
 
     commits_on_use = False
 
@@ -78,6 +78,7 @@ class TorchDecoder(BookedDecoder):
             Overloaded: The caches do not fit into the device's memory.
         """
         super().__init__(key, repository.decoder_table(key.model), layout)
+        self._check_layout(layout)
         self._device = torch_device(device)
         self._layers = key.last_block - key.first_block
         self._caches: dict[int, SessionCache] = {}
@@ -149,6 +150,10 @@ class TorchDecoder(BookedDecoder):
         with self._on_stream():
             self._pool.write_part(self._caches[session], span, self.key.first_block, rows)
         self._book.imported(session, span)
+
+    def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
+        self._check_layout(layout)
+        return layout
 
     def apply_layout(self, prepared: CacheLayout) -> None:
         """Puts a layout into force between two steps; running sessions continue.
@@ -250,7 +255,9 @@ class TorchDecoder(BookedDecoder):
         return SlotPool(slots, tokens, self._layers, self._shape)
 
     def _renew_graphs(self) -> None:
-        if self._kernel is AttentionKernel.FLASH:
+        # Which experts work is known when a step runs, so steps of theirs cannot be captured.
+        mixed = self._model.blocks.description.experts is not None
+        if self._kernel is AttentionKernel.FLASH and not mixed:
             self._graphs = DecodeGraphs(self._model, self._pool, self.table.hidden_size)
             # With sessions waiting, buckets are captured only when they are needed.
             if not self._caches:
@@ -260,7 +267,10 @@ class TorchDecoder(BookedDecoder):
     def _choose_kernel(self) -> AttentionKernel:
         if self._device.type == "cpu":
             return AttentionKernel.EACH
-        reason = why_not_flash(self._shape, self.table.attention_heads)
+        if not self._model.blocks.description.has_plain_scores:
+            reason: str | None = "scores of this model are capped, or its heads have sinks"
+        else:
+            reason = why_not_flash(self._shape, self.table.attention_heads)
         if reason is None:
             return AttentionKernel.FLASH
         _log.warning("flash_attention_unavailable", partition=str(self.key), reason=reason)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -15,6 +17,11 @@ class BlockModel:
 
     def __init__(self, blocks: DecoderBlocks) -> None:
         self.blocks = blocks
+        kinds = list(dict.fromkeys(blocks.rotary_kinds))
+        by_kind = [partial(blocks.rotary, layer_type=each) for each in kinds]
+        self._rotaries: list[Any] = by_kind or [blocks.rotary]
+        places = [kinds.index(each) for each in blocks.rotary_kinds]
+        self._rotary_of = places or [0] * len(blocks.layers)
 
     def forward(
         self,
@@ -38,7 +45,8 @@ class BlockModel:
         """
         blocks = self.blocks
         like = torch.empty(0, dtype=torch.float32, device=positions.device)
-        cosine, sine = blocks.rotary(like, positions[None])
+        whole = [rotary(like, positions[None]) for rotary in self._rotaries]
+        angles: list[tuple[torch.Tensor, torch.Tensor]] = []
         hidden: torch.Tensor | None = None
         for index, layer in enumerate(blocks.layers):
             entering = joining.get(index)
@@ -48,13 +56,14 @@ class BlockModel:
                     entering = blocks.embedding(entering)
                 entering = entering[None]
                 hidden = entering if hidden is None else torch.cat((hidden, entering), 1)
+                rows = hidden.shape[1]
+                angles = [(cosine[:, :rows], sine[:, :rows]) for cosine, sine in whole]
             if hidden is None:
                 continue
-            rows = hidden.shape[1]
             hidden = layer(
                 hidden,
                 attention_mask=None,
-                position_embeddings=(cosine[:, :rows], sine[:, :rows]),
+                position_embeddings=angles[self._rotary_of[index]],
                 catenary=LayerCall(step, index, sessions[index]),
             )
         assert hidden is not None

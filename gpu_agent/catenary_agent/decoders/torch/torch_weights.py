@@ -6,7 +6,6 @@ from the safetensors files by name, each directly to its device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +14,26 @@ from typing import Any
 import torch
 
 from catenary_agent.decoders.model_files.checkpoint import places_in
-from catenary_agent.decoders.model_files.embedding import EMBEDDING
-from catenary_agent.decoders.model_files.families import embedding_scale, logit_scale, why_not
+from catenary_agent.decoders.model_files.description import DecoderDescription, why_not_quantised
 from catenary_agent.decoders.model_files.quantisation import (
     CODES,
     StoredQuantisation,
     is_quantised,
-    stored_as,
     why_not_precision,
 )
-from catenary_agent.decoders.torch.torch_attention import ATTENTION, attend
+from catenary_agent.decoders.model_files.stored_names import TensorPiece, is_router, pieces_of
 from catenary_agent.decoders.torch.torch_quantised import (
     Quantised,
     from_files,
     quantised,
     step_dtype,
+)
+from catenary_agent.decoders.torch.torch_skeleton import (
+    DecoderSkeleton,
+    check_shape,
+    linears,
+    modules,
+    skeleton,
 )
 from catenary_agent.decoders.torch.torch_wide import OperandCache, widened
 from catenary_agent.executors.device import Device
@@ -38,13 +42,6 @@ from catenary_services.domain.decoder import DecoderRuntime
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InvalidInput, NotSupported
 
-ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
-"""The types of rotary embeddings whose angles are independent of the longest session of a step."""
-
-_HEAD = "lm_head.weight"
-_PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
-"""All parts that a model may have below its head; any other would have to be computed, too."""
-
 
 @dataclass(slots=True)
 class DecoderBlocks:
@@ -52,7 +49,11 @@ class DecoderBlocks:
 
     layers: list[Any]
     rotary: Any
-    """A function from positions [1, rows] to (cosine, sine), each [1, rows, head size]."""
+    """A function from positions [1, rows] to (cosine, sine), each [1, rows, head size]. Where it is
+    another one for layers of each kind, the kind is given to it, too."""
+    rotary_kinds: tuple[str, ...]
+    """The kind of each layer's rotary embedding; empty if all have the same."""
+    description: DecoderDescription
     embedding: Any | None
     """The embedding; None unless block 0 is here."""
     norm: Any | None
@@ -66,15 +67,20 @@ class DecoderBlocks:
 
 
 class ScaledModule(torch.nn.Module):
-    """A module whose results are multiplied by a number."""
+    """A module whose results are multiplied by a number, and then bent to stay below a bound."""
 
-    def __init__(self, inner: torch.nn.Module, factor: float) -> None:
+    def __init__(self, inner: torch.nn.Module, factor: float, cap: float | None) -> None:
         super().__init__()
         self.inner = inner
         self.factor = factor
+        self.cap = cap
 
     def forward(self, entering: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.inner(entering) * self.factor
+        result: torch.Tensor = self.inner(entering)
+        if self.factor != 1.0:
+            result = result.mul_(self.factor)
+        if self.cap is not None:
+            result = result.div_(self.cap).tanh_().mul_(self.cap)
         return result
 
 
@@ -107,20 +113,21 @@ def load_blocks(
     """
     reading.begin(reading.folder / "config.json", first=True)
     dtype, device = numbers.dtype, numbers.device
-    config, model, stored = skeleton(reading.folder, dtype, str(key.model))
-    if config.num_hidden_layers != blocks:
+    bare = skeleton(reading.folder, dtype, str(key.model))
+    described, base = bare.description, bare.model.model
+    if described.blocks != blocks:
         raise InvalidInput(
-            f"{key.model}/config.json", f"has {config.num_hidden_layers} layers, not {blocks}"
+            f"{key.model}/config.json", f"has {described.blocks} layers, not {blocks}"
         )
-    reason = why_not_precision(stored, numbers.precision)
+    reason = why_not_precision(bare.stored, numbers.precision)
+    reason = reason or why_not_quantised(bare.facts, numbers.precision)
     if reason is not None:
         raise NotSupported(f"{key.model} {reason}")
-    base = model.model
-    wanted = _modules(model, key.first_block, key.last_block)
+    wanted = modules(bare.model, key.first_block, key.last_block)
     with _Files(reading, device) as files:
         files.expect(tuple(wanted))
-        memory = _fill(wanted, files, numbers, stored)
-    rotary = type(base.rotary_emb)(config=config).to(device)
+        memory = _fill(wanted, files, numbers, bare)
+    rotary = bare.rotary(device)
     memory += sum(buffer.nbytes for buffer in rotary.buffers())
     last = key.last_block == blocks
     entering = OperandCache()
@@ -131,76 +138,18 @@ def load_blocks(
     return DecoderBlocks(
         layers=[ready(base.layers[i]) for i in range(key.first_block, key.last_block)],
         rotary=rotary,
+        rotary_kinds=described.rotary_kinds[key.first_block : key.last_block],
+        description=described,
         embedding=(
-            _scaled(ready(base.embed_tokens), embedding_scale(config)) if not key[1] else None
+            _scaled(ready(base.embed_tokens), described.embedding_scale)
+            if key.first_block == 0
+            else None
         ),
         norm=ready(base.norm) if last else None,
-        head=_scaled(ready(model.lm_head), logit_scale(config)) if last else None,
+        head=_head(ready(bare.model.lm_head), described) if last else None,
         entering=entering,
         memory_bytes=memory,
     )
-
-
-def check_tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises unless a folder's tensors are all that its configuration needs.
-
-    Args:
-        folder: A folder with a `config.json`.
-        shapes: The shapes of the tensors it has, by name.
-
-    Raises:
-        NotSupported: The model's family, or its rotary embedding, is not supported.
-        InvalidInput: A tensor is missing or has another shape.
-    """
-    config, model, stored = skeleton(folder, torch.bfloat16, "the model")
-    for prefix, module in _modules(model, 0, config.num_hidden_layers).items():
-        for name, linear in _linears(prefix, module):
-            if stored is None or f"{name}.{CODES}" not in shapes:
-                continue
-            assert stored is not None
-            for part, shape in stored.parts(linear.out_features, linear.in_features).items():
-                _check_there(f"{name}.{part}", shape, shapes)
-            linear.weight = None
-        for name, expected in module.state_dict().items():
-            _check_there(_stored_name(prefix + name, shapes), tuple(expected.shape), shapes)
-
-
-def skeleton(
-    folder: Path, dtype: torch.dtype, what: str
-) -> tuple[Any, Any, StoredQuantisation | None]:
-    """Returns configuration, model without memory, and the quantisation of its files.
-
-    Raises:
-        NotSupported: Its family, rotary embedding or quantisation is not supported.
-    """
-    import transformers
-
-    transformers.AttentionInterface.register(ATTENTION, attend)
-    config = transformers.AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
-    facts = config.to_dict()
-    reason = why_not(facts)
-    if reason is not None:
-        raise NotSupported(f"{what}: {reason}")
-    stored = stored_as(facts)
-    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if kind not in ROTARY_TYPES:
-        raise NotSupported(f"{what} has rotary embeddings of type {kind!r}")
-    automatic: Any = transformers.AutoModelForCausalLM
-    with torch.device("meta"):
-        model = automatic.from_config(config, attn_implementation=ATTENTION, dtype=dtype)
-    others = {name for name, _ in model.model.named_children()} - _PARTS
-    if others:
-        raise NotSupported(f"{what} has parts that nobody computes: {', '.join(sorted(others))}")
-    if getattr(model.lm_head, "bias", None) is not None:
-        raise NotSupported(f"{what} has a projection with a bias")
-    # It may be tied to an embedding that is not here; its weight is set when it is loaded.
-    model.lm_head = torch.nn.Linear(
-        config.hidden_size, config.vocab_size, bias=False, device="meta", dtype=dtype
-    )
-    model.requires_grad_(False).eval()
-    return config, model, stored
 
 
 def torch_device(device: Device) -> torch.device:
@@ -246,45 +195,12 @@ def runtime_of(dtype: torch.dtype) -> DecoderRuntime:
     return DecoderRuntime(f"torch-{str(dtype).removeprefix('torch.')}")
 
 
-def _modules(model: Any, first: int, last: int) -> dict[str, Any]:
-    """Returns the modules of blocks `[first, last)`, by the prefix of their tensors' names."""
-    base = model.model
-    wanted = {f"model.layers.{i}.": base.layers[i] for i in range(first, last)}
-    if first == 0:
-        wanted["model.embed_tokens."] = base.embed_tokens
-    if last == len(base.layers):
-        wanted |= {"model.norm.": base.norm, "lm_head.": model.lm_head}
-    return wanted
+def _scaled(module: torch.nn.Module, factor: float, cap: float | None = None) -> torch.nn.Module:
+    return module if factor == 1.0 and cap is None else ScaledModule(module, factor, cap)
 
 
-def _scaled(module: torch.nn.Module, factor: float) -> torch.nn.Module:
-    return module if factor == 1.0 else ScaledModule(module, factor)
-
-
-def _stored_name(name: str, stored: Mapping[str, object]) -> str:
-    """Returns a tensor's name in the files: that of the embedding for a tied projection."""
-    return EMBEDDING if name == _HEAD and name not in stored else name
-
-
-def _check_there(
-    name: str, expected: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    if name not in shapes:
-        raise InvalidInput(name, "is not in the model's files")
-    _check_shape(name, shapes[name], expected)
-
-
-def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if found != expected:
-        raise InvalidInput(name, f"is {list(found)}, not {list(expected)}")
-
-
-def _linears(prefix: str, module: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Returns the matrices of a layer by full name; none for embedding and head."""
-    if not prefix.startswith("model.layers."):
-        return []
-    found = [(n, each) for n, each in module.named_modules() if isinstance(each, torch.nn.Linear)]
-    return [(prefix + name, each) for name, each in found]
+def _head(module: torch.nn.Module, described: DecoderDescription) -> torch.nn.Module:
+    return _scaled(module, described.logit_scale, described.logit_cap)
 
 
 class _Files:
@@ -324,7 +240,7 @@ class _Files:
             raise InvalidInput(name, "is not in the model's files")
         file, where = self.places[name]
         if expected is not None:
-            _check_shape(name, where.shape, expected)
+            check_shape(name, where.shape, expected)
         if file not in self._readers:
             opened = safe_open(file, framework="pt", device=str(self.device))
             self._readers[file] = self._stack.enter_context(opened)
@@ -334,28 +250,46 @@ class _Files:
 
 
 def _fill(
-    wanted: dict[str, Any], files: _Files, numbers: WeightFormat, stored: StoredQuantisation | None
+    wanted: dict[str, Any], files: _Files, numbers: WeightFormat, bare: DecoderSkeleton
 ) -> int:
     """Gives the modules their weights; returns their bytes, shared ones counted once."""
     read: dict[str, torch.Tensor] = {}
     memory = 0
     for prefix, module in wanted.items():
-        for name, linear in _linears(prefix, module):
-            made = _quantised(name, linear, files, numbers, stored)
+        for name, linear in linears(prefix, module):
+            made = _quantised(name, linear, files, numbers, bare.stored)
             if made is not None:
                 module.set_submodule(name.removeprefix(prefix), made)
                 memory += sum(buffer.nbytes for buffer in made.buffers())
         state = {}
         for name, expected in module.state_dict().items():
-            full = _stored_name(prefix + name, files.places)
-            if full not in read:
-                tensor = files.read(full, tuple(expected.shape))
-                read[full] = _converted(full, tensor, numbers.dtype)
-            else:
-                _check_shape(full, tuple(read[full].shape), tuple(expected.shape))
-            state[name] = read[full]
+            shape = tuple(expected.shape)
+            pieces = pieces_of(prefix + name, shape, bare.family, files.places)
+            # A tied projection is the embedding, which is read once.
+            known = pieces[0].name
+            if known not in read:
+                dtype = torch.float32 if is_router(prefix + name) else numbers.dtype
+                read[known] = _joined(pieces, shape, files, dtype)
+            check_shape(known, tuple(read[known].shape), shape)
+            state[name] = read[known]
         module.load_state_dict(state, assign=True)
     return memory + sum(tensor.nbytes for tensor in read.values())
+
+
+def _joined(
+    pieces: list[TensorPiece], shape: tuple[int, ...], files: _Files, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns a module's tensor of its pieces in files."""
+    if pieces[0].expert is None:
+        only = pieces[0]
+        return _converted(only.name, files.read(only.name, only.shape), dtype)
+    made = torch.empty(shape, dtype=dtype, device=files.device)
+    for piece in pieces:
+        rows = slice(piece.first_row, piece.first_row + piece.shape[0])
+        made[piece.expert, rows] = _converted(
+            piece.name, files.read(piece.name, piece.shape), dtype
+        )
+    return made
 
 
 def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -24,7 +24,7 @@ from catenary_services.jail.run import run_jailed
 from catenary_services.models.model_repository import ModelRepository
 from small_models.decoder_ring import DecoderRing
 from small_models.tiny_decoders import LAYERS as TINY_LAYERS
-from small_models.tiny_decoders import make_tiny_decoder
+from small_models.tiny_decoders import make_variant, reference_model
 from tiny_language_models import LAYERS, greedy, worker_in_this_process, write_folder
 
 for _module in ("torch", "transformers"):
@@ -116,19 +116,19 @@ def test_nothing_is_built_and_no_library_of_graphs_is_asked_for(
     ]
 
 
+@pytest.mark.parametrize("variant", ["mixtral", "gemma3_text", "granitemoe"])
 def test_a_family_without_graph_is_imported_for_gpus_only(
-    tmp_path: Path, repository: ModelRepository
+    variant: str, tmp_path: Path, repository: ModelRepository
 ) -> None:
-    made, key = make_tiny_decoder(
-        tmp_path / "tiny", "granite", values={"embedding_multiplier": 3.0}
-    )
+    made, key = make_variant(tmp_path / "tiny", variant)
     source = made.folder(key)
     for name in ("model.yaml", "decoder.json"):
         (source / name).unlink()
-    with pytest.raises(InvalidInput, match="agents on a CPU run; import it with --target gpu"):
+    with pytest.raises(InvalidInput, match=r"builder of graphs .*; import it with --target gpu"):
         import_decoder(repository, source, KEY)
     import_decoder(repository, source, KEY, GPU)
-    assert len(ring(repository, TINY_LAYERS).generate({1: [5, 6]}, 4)[1]) == 4
+    model = reference_model(made, key)
+    assert ring(repository, TINY_LAYERS, 1).generate({1: [5, 6]}, 4)[1] == greedy(model, [5, 6], 4)
 
 
 def test_agents_on_a_cpu_say_what_to_do(tmp_path: Path, repository: ModelRepository) -> None:
