@@ -268,15 +268,16 @@ def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> N
     show_default=True,
     help="Models, logs and Redis data.",
 )
-def demo(data_dir: Path) -> None:
-    """Serves photographs and a chat over three agents and shows where the time went.
+@click.option("--keep", is_flag=True, help="Leave the cluster running until Ctrl-C.")
+def demo(data_dir: Path, keep: bool) -> None:
+    """Shows in a minute what the platform is for, on a cluster that it starts and stops.
 
-    Example: catenaryd demo
+    Example: catenaryd demo --keep
     """
     from catenaryd.demo.demo import run_demo
 
     configure_logging("demo", "local", "error", False)
-    sys.exit(asyncio.run(run_demo(data_dir)))
+    sys.exit(asyncio.run(run_demo(data_dir, keep=keep)))
 
 
 @cli.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -1,0 +1,44 @@
+"""What the demo prints: screens with a number and a title, sentences, and shares as bars."""
+
+from __future__ import annotations
+
+import textwrap
+
+import click
+
+WIDTH = 96
+SCREENS = 6
+_INDENT = "  "
+_BAR = 40
+
+
+def begin(number: int, title: str, why: str) -> None:
+    """Begins a screen, and says what it shows and why."""
+    head = f"-- {number} of {SCREENS}: {title} "
+    click.echo(f"\n{click.style(head.ljust(WIDTH, '-'), bold=True)}")
+    click.echo(f"{textwrap.fill(' '.join(why.split()), WIDTH)}\n")
+
+
+def say(text: str) -> None:
+    """Prints a sentence in lines that fit the screen."""
+    text = " ".join(text.split())
+    click.echo(
+        textwrap.fill(
+            text,
+            WIDTH,
+            initial_indent=_INDENT,
+            subsequent_indent=_INDENT,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    )
+
+
+def show(text: str) -> None:
+    """Prints lines as they are, indented."""
+    click.echo(textwrap.indent(text, _INDENT))
+
+
+def bar(value: float, largest: float) -> str:
+    """Returns a bar that is as long as the value's share of the largest one."""
+    return "█" * max(1, round(_BAR * value / largest)) if value > 0 and largest > 0 else ""
