@@ -29,8 +29,8 @@ async def refuse(client: catenary.AsyncClient, request: catenary.InferRequest) -
         "a deadline that cannot be met",
         f"""Every request is booked on its devices before it starts, so the scheduler knows when
         it would end. The emulated devices of the first screen answer one photograph in
-        {alone_ms:.0f} ms. Now {AT_ONCE} are under way, and one more is due in {tight.slo_ms:.0f} ms:
-        better a "no" at once, for another cluster or another try, than an answer too late.""",
+        {alone_ms:.0f} ms. Now {AT_ONCE} are under way, and one more is due in
+        {tight.slo_ms:.0f} ms: better a "no" at once than an answer too late.""",
     )
     async with _under_load(client, request):
         for _ in range(_TRIES):

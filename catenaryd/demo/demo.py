@@ -157,13 +157,14 @@ def _say_where(facts: dict[str, object], *, keep: bool) -> None:
         if keep
         else "With --keep the cluster stays until Ctrl-C, and so does its dashboard.",
     )
-    options = f"--target {facts['grpc']} --admin {facts['admin']}"
     if keep:
         screens.show(
             f"dashboard   {facts['http']}/\n"
-            f"commands    catenary status {options}\n"
-            f"            catenary chat {plans.CHAT_MODEL} '{chats.QUESTION}' --target {facts['grpc']}\n"
-            f"            catenary plan explain {options}\n"
+            f"commands    export CATENARY_TARGET={facts['grpc']}"
+            f" CATENARY_ADMIN_TARGET={facts['admin']}\n"
+            "            catenary status\n"
+            f"            catenary chat {plans.CHAT_MODEL} {chats.QUESTION!r}\n"
+            "            catenary plan explain\n"
             "Ctrl-C stops it."
         )
     else:

@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

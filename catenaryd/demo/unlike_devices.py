@@ -82,8 +82,8 @@ def _verdict(split: float, planned: float) -> str:
     if ratio <= 1:
         return f"No gain in these {_MEASURED_S:g} s: {ratio:.2f} times as many answers."
     return (
-        f"{ratio:.2f} times as many answers from the same devices: in an even split each has a third"
-        " of the work, and the new one waits for the old ones."
+        f"{ratio:.2f} times as many answers from the same devices: in an even split each has a"
+        " third of the work, and the new one waits for the old ones."
     )
 
 
