@@ -58,7 +58,7 @@ async def survive_a_kill(
         return f"kill -9 {pid}, which is {agent}"
 
     result = await _disturbed(client, "demo-killed", kill)
-    return _judged(result, expected, "restart")
+    return judged(result, expected, "restart")
 
 
 async def move(client: catenary.AsyncClient, expected: GenerationResult) -> bool:
@@ -88,7 +88,7 @@ async def move(client: catenary.AsyncClient, expected: GenerationResult) -> bool
         f"Moved to {found.chain_id} by {found.mode} ({found.tokens} tokens) in"
         f" {found.duration_ns / 1e6:.0f} ms, of which it was held for {found.held_ns / 1e6:.1f} ms."
     )
-    return _judged(result, expected, found.mode)
+    return judged(result, expected, found.mode)
 
 
 async def _all_back(client: catenary.AsyncClient) -> None:
@@ -151,7 +151,7 @@ async def _of_request(client: catenary.AsyncClient, request_id: str, disturb: Di
     raise Unavailable(f"the answer {request_id} was over before anything was done to it")
 
 
-def _judged(result: GenerationResult, expected: GenerationResult, how: str) -> bool:
+def judged(result: GenerationResult, expected: GenerationResult, how: str) -> bool:
     """Prints where an answer went on, and whether it is the undisturbed one."""
     changes = [change for change in result.chain_changes if change.how == how]
     for change in changes:

@@ -38,13 +38,13 @@ async def refuse(client: catenary.AsyncClient, request: catenary.InferRequest) -
             try:
                 await client.send(tight)
             except catenary.SloUnattainableError as error:
-                return _shown(error, (time.monotonic() - began) * 1e3)
+                return judged(error, (time.monotonic() - began) * 1e3)
             screens.say("It was answered: a device was just free. Once more:")
     screens.say(f"None of {_TRIES} such requests was refused.")
     return False
 
 
-def _shown(error: catenary.SloUnattainableError, took_ms: float) -> bool:
+def judged(error: catenary.SloUnattainableError, took_ms: float) -> bool:
     """Prints a refusal; False if the answer itself would not have taken longer."""
     advice = "" if error.retry_after_s is None else f", try again in {error.retry_after_s:.2f} s"
     screens.say(f"{error.reason} after {took_ms:.1f} ms: {error.message}{advice}")

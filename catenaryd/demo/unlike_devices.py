@@ -70,12 +70,12 @@ async def compare(
         screens.show(f"{name:<11}" + f"\n{'':<11}".join(lines))
         rate = each.answers_per_s
         screens.show(f"{'':<11}{screens.bar(rate, largest)} {rate:.1f} answers/s\n")
-    screens.say(_verdict(split.answers_per_s, planned.answers_per_s))
+    screens.say(verdict(split.answers_per_s, planned.answers_per_s))
     screens.say(f"Ask for it yourself: catenary plan --model {plans.VISION_MODEL} {classes}")
     return ours
 
 
-def _verdict(split: float, planned: float) -> str:
+def verdict(split: float, planned: float) -> str:
     if not split:
         return "The even split answered nothing in time."
     ratio = planned / split
