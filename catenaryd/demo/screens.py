@@ -1,4 +1,4 @@
-"""What the demo prints: screens with a number and a title, sentences, and shares as bars."""
+"""Printing of the demo's screens: a number and a title, sentences, and shares as bars."""
 
 from __future__ import annotations
 

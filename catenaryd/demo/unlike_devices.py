@@ -70,20 +70,26 @@ async def compare(
         screens.show(f"{name:<11}" + f"\n{'':<11}".join(lines))
         rate = each.answers_per_s
         screens.show(f"{'':<11}{screens.bar(rate, largest)} {rate:.1f} answers/s\n")
-    screens.say(verdict(split.answers_per_s, planned.answers_per_s))
+    screens.say(verdict(split.answers_per_s, planned.answers_per_s, found.chosen.survives))
     screens.say(f"Ask for it yourself: catenary plan --model {plans.VISION_MODEL} {classes}")
     return ours
 
 
-def verdict(split: float, planned: float) -> str:
+def verdict(split: float, planned: float, survives: bool) -> str:
+    """Returns in words what our plan serves beside the even split."""
+    after = (
+        " And it survives the loss of any one device, which an even split does not."
+        if survives
+        else ""
+    )
     if not split:
-        return "The even split answered nothing in time."
+        return f"The even split answered nothing in {_MEASURED_S:g} s.{after}"
     ratio = planned / split
     if ratio <= 1:
-        return f"No gain in these {_MEASURED_S:g} s: {ratio:.2f} times as many answers."
+        return f"No gain in these {_MEASURED_S:g} s: {ratio:.2f} times as many answers.{after}"
     return (
-        f"{ratio:.2f} times as many answers from the same devices: in an even split each has a"
-        " third of the work, and the new one waits for the old ones."
+        f"{ratio:.2f} times as many answers from the same devices: in an even split the slowest"
+        f" third sets the pace for all.{after}"
     )
 
 

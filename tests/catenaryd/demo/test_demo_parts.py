@@ -61,8 +61,9 @@ def test_a_refusal_is_good_if_it_came_before_the_answer_could_have(
 
 
 def test_the_demo_does_not_claim_a_gain_that_is_none() -> None:
-    assert "No gain" in unlike_devices.verdict(50.0, 48.0)
-    assert "1.25 times as many" in unlike_devices.verdict(40.0, 50.0)
+    assert "No gain" in unlike_devices.verdict(50.0, 48.0, survives=False)
+    assert "survives" not in unlike_devices.verdict(50.0, 48.0, survives=False)
+    assert "1.25 times as many" in unlike_devices.verdict(40.0, 50.0, survives=True)
 
 
 def test_the_plans_of_the_demo_are_plans() -> None:
