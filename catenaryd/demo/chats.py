@@ -8,8 +8,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
-import click
-
 import catenary
 from catenary.moving import SessionInfo, SessionMove
 from catenary.text.generation import ChainChange, GenerationResult
@@ -18,9 +16,9 @@ from catenaryd.demo import screens
 from catenaryd.demo.plans import CHAT_MODEL, PROCESSORS
 from catenaryd.local.local_cluster import LocalCluster
 
-QUESTION = "List the months of the year in order."
-TOKENS = 64
-"""Most tokens of an answer."""
+QUESTION = "What is the heart for?"
+TOKENS = 71
+"""Most tokens of an answer: a sentence of the answer to this question ends there."""
 _DISTURBED_AT = 12
 """Number of tokens behind which the chat is disturbed."""
 _BACK_S = 120.0
@@ -117,7 +115,8 @@ async def _disturbed(
     client: catenary.AsyncClient, request_id: str, disturb: Disturbance
 ) -> GenerationResult:
     """Prints an answer as it comes, and what is done to it meanwhile."""
-    click.echo(f"  > {QUESTION}\n\n  ", nl=False)
+    screens.show(f"> {QUESTION}\n")
+    column = 0
     stream = client.chat(
         CHAT_MODEL, QUESTION, stream=True, max_tokens=TOKENS, request_id=request_id
     )
@@ -125,15 +124,15 @@ async def _disturbed(
     said = False
     async with stream as pieces:
         async for piece in pieces:
-            click.echo(piece.text.replace("\n", "\n  "), nl=False)
+            column = screens.flow(piece.text, column)
             if disturbing is None and len(pieces.so_far.token_ids) >= _DISTURBED_AT:
                 disturbing = asyncio.create_task(_of_request(client, request_id, disturb))
             if disturbing is not None and disturbing.done() and not said:
                 said = True
-                click.echo(click.style(f" [{disturbing.result()}] ", reverse=True), nl=False)
+                column = screens.flow(f" [{disturbing.result()}]", column, reverse=True)
             await asyncio.sleep(0)
         result = pieces.so_far
-    click.echo("\n")
+    screens.show("\n")
     if disturbing is not None:
         await disturbing
     return result

@@ -75,16 +75,12 @@ async def _started(data_dir: Path) -> AsyncIterator[LocalCluster]:
     def tell(text: str) -> None:
         click.echo(f"  {time.monotonic() - began:5.1f} s  {text}")
 
+    async def prepare(model: str) -> None:
+        log_file = data_dir / "logs" / f"prepare-{model}.log"
+        await preparing.prepare(root, model, log_file, lambda text: tell(f"{model}: {text}"))
+
     preparations = {
-        model: asyncio.create_task(
-            preparing.prepare(
-                root,
-                model,
-                data_dir / "logs" / f"prepare-{model}.log",
-                lambda text, model=model: tell(f"{model}: {text}"),
-            )
-        )
-        for model in preparing.announce(root, MODELS)
+        model: asyncio.create_task(prepare(model)) for model in preparing.announce(root, MODELS)
     }
     cluster: LocalCluster | None = None
     try:

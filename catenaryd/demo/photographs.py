@@ -64,7 +64,7 @@ async def classify(
         best = ", ".join(f"{label} {share:.0%}" for _, label, share in ranked[:_SHOWN])
         screens.show(f"{name:<16} {best:<58} {'equal' if same else 'DIFFERS'}")
     screens.show("")
-    trace = await client.trace(f"demo-{next(reversed(images))}")
+    trace = await client.trace(f"demo-{[*images][-1]}")
     screens.say("Where the time of the last one went (catenary trace):")
     screens.show(render_waterfall(trace, screens.WIDTH - 2))
     return agreed

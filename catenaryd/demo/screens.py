@@ -39,6 +39,21 @@ def show(text: str) -> None:
     click.echo(textwrap.indent(text, _INDENT))
 
 
+def flow(text: str, column: int, *, reverse: bool = False) -> int:
+    """Prints a piece of a text that comes in pieces, and returns the column in which it ends.
+
+    Args:
+        text: A word, or part of one; words begin with a blank.
+        column: The column in which the last piece ended; 0 for the first piece.
+        reverse: Whether it is to stand out.
+    """
+    if column == 0 or (text.startswith(" ") and column + len(text) > WIDTH):
+        click.echo(("\n" if column else "") + _INDENT, nl=False)
+        column, text = len(_INDENT), text.lstrip()
+    click.echo(click.style(text, reverse=reverse) if reverse else text, nl=False)
+    return column + len(text)
+
+
 def bar(value: float, largest: float) -> str:
     """Returns a bar that is as long as the value's share of the largest one."""
     return "█" * max(1, round(_BAR * value / largest)) if value > 0 and largest > 0 else ""
