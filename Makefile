@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(VENV)/.native
+RUNNABLE := $(VENV)/.runnable
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
@@ -20,6 +21,12 @@ $(STAMP): pyproject.toml requirements/constraints.txt requirements/models.txt re
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	requirements/install.sh $(VENV)
 	touch $(STAMP) $(NATIVE)  # installing has compiled it
+
+# Enough to run it: without tools for developers, and the sources as they are instead of compiled.
+$(RUNNABLE): pyproject.toml requirements/constraints.txt requirements/models.txt requirements/install.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	requirements/install.sh $(VENV) runnable
+	touch $(RUNNABLE)
 
 native: $(NATIVE) ## compiles the hot path again after a change to it (CATENARY_PURE=1 runs without)
 
@@ -157,8 +164,9 @@ $(DOCS): $(STAMP) requirements/docs-tools.txt
 up: $(NATIVE) ## a local cluster that serves until Ctrl-C
 	$(BIN)/catenaryd up --model efficientnet-lite0
 
-demo: $(NATIVE) ## a whole local cluster serves real photographs, explains where the time went, stops
-	$(BIN)/catenaryd demo
+# Nobody who wants to see it waits for a compiler; what was compiled before is kept fresh.
+demo: $(if $(wildcard $(NATIVE)),$(NATIVE),$(RUNNABLE)) ## what it is for, in two minutes on this machine (KEEP=1: stays)
+	$(BIN)/catenaryd demo $(if $(KEEP),--keep)
 
 # With an engine that DOCKER_HOST names, or the usual one. BASE_IMAGE=... where no registry is reached.
 compose-up: ## a whole cluster in containers, built, started and ready (docs/compose.md)

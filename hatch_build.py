@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """Compiles in place, and adds the compiled modules to a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles; without a compiler the package stays plain Python, with a warning."""
+        """Compiles; without a compiler the package stays plain Python, with a warning.
+
+        With `CATENARY_UNCOMPILED=1` an editable installation is left as it is, compiled or not.
+        """
+        if version == "editable" and os.environ.get("CATENARY_UNCOMPILED") == "1":
+            return
         root = Path(self.root)
         sys.path.insert(0, str(root))
         import build_native

@@ -30,7 +30,7 @@ LAZY_COMMANDS = {  # a test compares the help with that of the commands
     ),
     "demo": LazyCommand(
         "catenaryd.demo.demo:demo",
-        "Serves photographs and a chat over three agents and shows where the time went.",
+        "Shows in a minute what the platform is for, on a cluster that it starts and stops.",
     ),
     "gateway": LazyCommand(
         "catenaryd.processes:gateway",

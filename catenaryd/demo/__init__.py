@@ -1,1 +1,1 @@
-"""`make demo`: its models, its photographs and its chat."""
+"""`catenaryd demo`: its screens, the plans that they show, and the models it shows them with."""

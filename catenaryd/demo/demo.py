@@ -1,140 +1,172 @@
-"""The demo of `make demo`: photographs over a chain of agents, and a chat over a ring."""
+"""The demo: a cluster on this machine, and what it is for, one screen at a time.
+
+Everything it prints is measured in this very run. It succeeds only if all that it shows is as it
+should be: equal answers, equal tokens, a refusal in time. How much more one plan serves than
+another is shown and not judged, since that is at the mercy of the machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import signal
 import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
 
 import catenary
-from catenary.waterfall import render_waterfall
-from catenary_agent.executors.device import Device
-from catenary_agent.executors.loading import load_executor
-from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import CatenaryError
 from catenary_services.log import configure_logging
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo import demo_chat
-from catenaryd.demo.demo_models import preprocess, sample_photographs, top_k
-from catenaryd.demo.models import ensure_model
+from catenaryd.demo import chats, deadlines, photographs, plans, preparing, screens, unlike_devices
+from catenaryd.demo.demo_models import preprocess, sample_photographs
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 
-MODEL = "efficientnet-lite0"
-TOP = 5
-WATERFALL_WIDTH = 100
+MODELS = (plans.VISION_MODEL, plans.CHAT_MODEL)
+INTERRUPTED = 130
+"""Exit code of a demo that was ended by a signal before it had shown everything."""
+_TIMEOUTS = {"heartbeat_s": 1.0, "silence_s": 15.0}
+"""Nine processes on two cores must not take each other for dead."""
 
 
-def demo_placement(blocks: int) -> dict[str, Any]:
-    """Returns a plan of three partitions: two agents pool the middle one, a third has the ends."""
-    first, second = round(blocks * 0.3), round(blocks * 0.75)
-    return {
-        "models": [
-            {
-                "name": MODEL,
-                "slo_ms": 1000,
-                "pipelines": [
-                    {
-                        "batch": 4,
-                        "partitions": [
-                            {"blocks": [0, first], "agents": ["agent-0"]},
-                            {"blocks": [first, second], "agents": ["agent-1", "agent-2"]},
-                            {"blocks": [second, blocks], "agents": ["agent-0"]},
-                        ],
-                    }
-                ],
-            }
-        ]
-    }
-
-
-def unsplit_logits(
-    repository: ModelRepository, key: ModelKey, images: list[np.ndarray]
-) -> np.ndarray:
-    """Returns the whole model's answers, computed in this process; shape [images, classes]."""
-    blocks = repository.block_table(key).blocks
-    executor = load_executor(
-        repository,
-        PartitionKey(key, 0, blocks),
-        device=Device.parse("cpu"),
-        float16_boundaries=False,
-    )
+async def run_demo(data_dir: Path, *, keep: bool) -> int:
+    """Runs the demo; returns 0 if everything that it shows is as it should be."""
+    running = asyncio.current_task()
+    assert running is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, running.cancel)
+    started = time.monotonic()
     try:
-        return np.concatenate([executor.run([image])[0] for image in images])
+        async with _started(data_dir) as cluster:
+            facts = cluster.facts()
+            admin = str(facts["admin"])
+            async with catenary.AsyncClient(str(facts["grpc"]), admin_target=admin) as client:
+                good = await _show(client, cluster, ModelRepository(cluster.model_repository))
+                _say_where(facts, keep=keep)
+            click.echo(_ending(good, time.monotonic() - started))
+            if keep:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            click.echo("Stopping the cluster.")
+    except (CatenaryError, catenary.CatenaryError) as error:
+        click.echo(error.message, err=True)
+        return 1
+    except asyncio.CancelledError:
+        return INTERRUPTED
+    return 0 if good else 1
+
+
+def _ending(good: bool, seconds: float) -> str:
+    if good:
+        return f"\nAll of it was as it should be, in {seconds:.0f} s."
+    return "\nSomething above was NOT as it should be."
+
+
+@asynccontextmanager
+async def _started(data_dir: Path) -> AsyncIterator[LocalCluster]:
+    """Prepares the models, and starts a cluster as soon as one of them is there."""
+    root = data_dir / "models"
+    began = time.monotonic()
+
+    def tell(text: str) -> None:
+        click.echo(f"  {time.monotonic() - began:5.1f} s  {text}")
+
+    async def prepare(model: str) -> None:
+        log_file = data_dir / "logs" / f"prepare-{model}.log"
+        await preparing.prepare(root, model, log_file, lambda text: tell(f"{model}: {text}"))
+
+    preparations = {
+        model: asyncio.create_task(prepare(model)) for model in preparing.announce(root, MODELS)
+    }
+    cluster: LocalCluster | None = None
+    try:
+        if plans.VISION_MODEL in preparations:
+            await preparations[plans.VISION_MODEL]
+        cluster = _cluster(data_dir)
+        tell("starting redis, a scheduler, a gateway and six agents")
+        facts = await cluster.start()
+        tell(f"the cluster is up; its dashboard: {facts['http']}/")
+        if plans.CHAT_MODEL in preparations:
+            await preparations[plans.CHAT_MODEL]
+        yield cluster
     finally:
-        executor.close()
+        for task in preparations.values():
+            task.cancel()
+        await asyncio.gather(*preparations.values(), return_exceptions=True)
+        if cluster is not None:
+            await cluster.stop()
 
 
-async def run_demo(data_dir: Path) -> int:
-    """Runs the demo and returns its exit code: 0 if every answer agrees with the unsplit model."""
-    click.echo("preparing efficientnet-lite0 (real ImageNet weights, cut into blocks)")
-    key = await asyncio.to_thread(ensure_model, data_dir / "models", MODEL)
-    click.echo("preparing smollm2-135m (SmolLM2-135M-Instruct; once, takes a minute)")
-    chat_key = await asyncio.to_thread(ensure_model, data_dir / "models", demo_chat.CHAT_MODEL)
-    repository = ModelRepository(data_dir / "models")
+def _cluster(data_dir: Path) -> LocalCluster:
+    """Returns a cluster of three processors and three emulated devices, with the even split."""
     plan_file = data_dir / "plan.json"
-    placement = demo_placement(repository.block_table(key).blocks)
-    chat_blocks = repository.block_table(chat_key).blocks
-    placement["models"].append(demo_chat.ring_placement(chat_blocks))
-    plan_file.write_text(json.dumps(placement, indent=2))
-    photographs = sample_photographs()
-    images = [preprocess(file) for file in photographs.values()]
-    reference = await asyncio.to_thread(unsplit_logits, repository, key, images)
-    answer = await asyncio.to_thread(demo_chat.expected_answer, repository, chat_key)
-
-    cluster = LocalCluster(
+    repository = ModelRepository(data_dir / "models")
+    plan_file.write_text(json.dumps(plans.even_placement(repository), indent=2))
+    agents = unlike_devices.agent_settings()
+    return LocalCluster(
         ClusterOptions(
-            agents=3,
-            models=(MODEL, demo_chat.CHAT_MODEL),
+            agents=len(agents),
+            models=(plans.VISION_MODEL,),
             plan_file=plan_file,
             grpc_port=0,
             http_port=0,
             data_dir=data_dir,
+            extra={"scheduler": _TIMEOUTS, "agent": _TIMEOUTS},
+            each_agent=agents,
         )
     )
-    try:
-        click.echo("starting redis, a scheduler, a gateway and three agents")
-        facts = await cluster.start(lambda line: click.echo(f"  {line}"))
-        async with catenary.AsyncClient(
-            str(facts["grpc"]), admin_target=str(facts["admin"])
-        ) as client:
-            agreed = await _classify(client, list(photographs), images, reference)
-            agreed &= await demo_chat.chat(client, answer)
-    except CatenaryError as error:
-        click.echo(error.message, err=True)
-        return 1
-    finally:
-        await cluster.stop()
-    click.echo("stopped" if agreed else "an answer differs from the unsplit model")
-    return 0 if agreed else 1
 
 
-async def _classify(
-    client: catenary.AsyncClient, names: list[str], images: list[np.ndarray], reference: np.ndarray
+async def _show(
+    client: catenary.AsyncClient, cluster: LocalCluster, repository: ModelRepository
 ) -> bool:
-    agreed = True
-    model = await client.model_metadata(MODEL)
-    tensor, output = model.inputs[0].name, model.outputs[0].name
-    for _warm in range(2):
-        await client.infer(MODEL, {tensor: images[0]})
-    for name, image, expected in zip(names, images, reference, strict=True):
-        answer = await client.infer(MODEL, {tensor: image}, request_id=f"demo-{name}")
-        logits = answer.outputs[output][0]
-        ranked, wanted = top_k(logits, TOP), top_k(expected, TOP)
-        same = ranked[0][0] == wanted[0][0] and {r[0] for r in ranked} == {w[0] for w in wanted}
-        agreed &= same
-        verdict = "as the unsplit model" if same else "DIFFERS from the unsplit model"
-        click.echo(f"\n{name} (top-{TOP} {verdict})")
-        for _, label, probability in ranked:
-            click.echo(f"  {probability:6.1%}  {label}")
-    trace = await client.trace(f"demo-{names[-1]}")
-    click.echo(f"\nwhere the time of {trace.request_id} went")
-    click.echo(render_waterfall(trace, WATERFALL_WIDTH))
-    return agreed
+    """Shows one screen after the other; returns whether all is as it should be."""
+    vision, chat = (repository.resolve(model) for model in MODELS)
+    blocks, chat_blocks = (repository.block_table(key).blocks for key in (vision, chat))
+    images = {name: preprocess(file) for name, file in sample_photographs().items()}
+    unsplit = asyncio.create_task(
+        asyncio.to_thread(photographs.unsplit_logits, repository, vision, list(images.values()))
+    )
+    even = plans.with_chats(plans.even_placement(repository), chat_blocks)
+    await client.apply_plan(even)
+    reference = await unsplit
+    ours = await unlike_devices.compare(client, even, chat_blocks)
+    over_agents = plans.with_chats(plans.demo_placement(blocks), chat_blocks)
+    good = await photographs.classify(client, images, reference, over_agents)
+    answer = await chats.undisturbed(client)
+    good &= await chats.survive_a_kill(client, cluster, answer)
+    await client.apply_plan(ours)
+    good &= await deadlines.refuse(client, await unlike_devices.request_of(client))
+    good &= await chats.move(client, answer)
+    return good
+
+
+def _say_where(facts: dict[str, object], *, keep: bool) -> None:
+    screens.begin(
+        6,
+        "look around",
+        "The dashboard shows what runs where, the book, every request's waterfall, the sessions."
+        if keep
+        else "With --keep the cluster stays until Ctrl-C, and so does its dashboard.",
+    )
+    if keep:
+        screens.show(
+            f"dashboard   {facts['http']}/\n"
+            f"commands    export CATENARY_TARGET={facts['grpc']}"
+            f" CATENARY_ADMIN_TARGET={facts['admin']}\n"
+            "            catenary status\n"
+            f"            catenary chat {plans.CHAT_MODEL} {chats.QUESTION!r}\n"
+            "            catenary plan explain\n"
+            "Ctrl-C stops it."
+        )
+    else:
+        screens.show(f"dashboard   {facts['http']}/ (now gone)\nto keep it  catenaryd demo --keep")
 
 
 @click.command()
@@ -145,10 +177,11 @@ async def _classify(
     show_default=True,
     help="Models, logs and Redis data.",
 )
-def demo(data_dir: Path) -> None:
-    """Serves photographs and a chat over three agents and shows where the time went.
+@click.option("--keep", is_flag=True, help="Leave the cluster running until Ctrl-C.")
+def demo(data_dir: Path, keep: bool) -> None:
+    """Shows in a minute what the platform is for, on a cluster that it starts and stops.
 
-    Example: catenaryd demo
+    Example: catenaryd demo --keep
     """
     configure_logging("demo", "local", "error", False)
-    sys.exit(asyncio.run(run_demo(data_dir)))
+    sys.exit(asyncio.run(run_demo(data_dir, keep=keep)))

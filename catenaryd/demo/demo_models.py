@@ -11,6 +11,7 @@ import contextlib
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def import_efficientnet_lite0(
     repository: ModelRepository,
     key: ModelKey = EFFICIENTNET_LITE0,
     platform: str = "onnxruntime_onnx",
+    progress: Callable[[str], None] = lambda _: None,
 ) -> ModelKey:
     """Exports EfficientNet-Lite0 into a repository; does nothing if it is there already.
 
@@ -49,6 +51,7 @@ def import_efficientnet_lite0(
         repository: The repository.
         key: Name and version of the model there.
         platform: "onnxruntime_onnx", or "pytorch_exported" for agents that run PyTorch.
+        progress: Called with a text at each step.
 
     Raises:
         NotSupported: The wheels of the extra [demo] are not installed.
@@ -64,6 +67,7 @@ def import_efficientnet_lite0(
     )
     target = repository.folder(key) / file
     if not target.exists():
+        progress("exporting the network with its weights")
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".partial-{file}")
         _export(partial, platform)

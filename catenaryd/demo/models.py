@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from catenary_agent.preparing.prepare import prepare_model
 from catenary_services.domain.ids import ModelKey
@@ -14,7 +14,16 @@ from catenary_services.models.model_repository import ModelRepository, did_you_m
 from catenaryd.demo.demo_language_model import PRECISION_OF, import_smollm2
 from catenaryd.demo.demo_models import import_efficientnet_lite0
 
-DEMO_MODELS: dict[str, Callable[[ModelRepository], ModelKey]] = {
+Progress = Callable[[str], None]
+
+
+class ImportsModel(Protocol):
+    """A function that brings a demo model into a repository, if it is not there."""
+
+    def __call__(self, repository: ModelRepository, *, progress: Progress = ...) -> ModelKey: ...
+
+
+DEMO_MODELS: dict[str, ImportsModel] = {
     "efficientnet-lite0": import_efficientnet_lite0,
     **{name: partial(import_smollm2, key=ModelKey(name, "1")) for name in PRECISION_OF},
 }
@@ -37,18 +46,24 @@ def find_model(root: Path, name: str) -> ModelKey:
         ) from None
 
 
-def ensure_model(root: Path, name: str, blocks: int = 10) -> ModelKey:
-    """Imports a demo model if it is missing, and cuts it into about `blocks` if it is uncut."""
+def ensure_model(
+    root: Path, name: str, blocks: int = 10, progress: Progress = lambda _: None
+) -> ModelKey:
+    """Imports a demo model if it is missing, and cuts it into about `blocks` if it is uncut.
+
+    `progress` is called with a text at each step.
+    """
     root.mkdir(parents=True, exist_ok=True)
     repository = ModelRepository(root)
     wanted = name.partition(":")[0]
     present = any(key.name == wanted for key in repository.list())
     if not present and wanted in DEMO_MODELS:
-        DEMO_MODELS[wanted](repository)
+        DEMO_MODELS[wanted](repository, progress=progress)
     key = find_model(root, name)
     try:
         repository.block_table(key)
     except ModelNotFound:
+        progress("cutting it into blocks and timing them")
         prepare_model(repository, key, blocks)
     return key
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.demo import demo_placement
 from catenaryd.demo.models import ensure_model
+from catenaryd.demo.plans import demo_placement
 from cluster_harness import MODEL, RunningCluster, running_cluster
 
 

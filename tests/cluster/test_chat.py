@@ -9,9 +9,8 @@ import openai
 import pytest
 
 import catenary
-from catenaryd.demo.demo_chat import CHAT_MODEL, expected_answer, ring_placement
 from cluster_harness import RunningCluster, running_cluster, wait_until
-from language_model import KEY, install, shared_models
+from language_model import MODEL, answer_to, install, ring_placement
 from small_models.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all imports the model
@@ -24,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
     data_dir = tmp_path_factory.mktemp("chat")
     install(data_dir / "models")
     placement = {"models": [ring_placement(30)]}
-    with running_cluster(data_dir, models=(CHAT_MODEL,), placement=placement) as running:
+    with running_cluster(data_dir, models=(MODEL,), placement=placement) as running:
         yield running
 
 
@@ -36,7 +35,7 @@ def client(cluster: RunningCluster) -> Iterator[openai.OpenAI]:
 
 def ask(client: openai.OpenAI, question: str, **options: object) -> str:
     answer = client.chat.completions.create(
-        model=CHAT_MODEL,
+        model=MODEL,
         messages=[{"role": "user", "content": question}],
         temperature=0,
         max_tokens=TOKENS,
@@ -48,20 +47,19 @@ def ask(client: openai.OpenAI, question: str, **options: object) -> str:
 def test_a_greedy_answer_is_that_of_transformers(
     cluster: RunningCluster, client: openai.OpenAI
 ) -> None:
-    from catenaryd.demo.demo_chat import QUESTION
-
-    expected = expected_answer(shared_models(), KEY)
+    question = "Why does a chain that hangs between two poles form a curve?"
+    expected = answer_to(question, 40)
     with catenary.Client(cluster.grpc) as ours:
-        result = ours.chat(CHAT_MODEL, QUESTION, max_tokens=len(expected))
+        result = ours.chat(MODEL, question, max_tokens=len(expected))
     assert list(result.token_ids) == expected
-    assert result.text.startswith(ask(client, QUESTION))
+    assert result.text.startswith(ask(client, question))
 
 
 def test_a_stream_has_the_pieces_of_the_whole_answer(client: openai.OpenAI) -> None:
     whole = ask(client, PROMPTS[0])
     chunks = list(
         client.chat.completions.create(
-            model=CHAT_MODEL,
+            model=MODEL,
             messages=[{"role": "user", "content": PROMPTS[0]}],
             temperature=0,
             max_tokens=TOKENS,
@@ -86,7 +84,7 @@ def test_answers_do_not_depend_on_their_company(client: openai.OpenAI) -> None:
             answers = await asyncio.gather(
                 *(
                     many.chat.completions.create(
-                        model=CHAT_MODEL,
+                        model=MODEL,
                         messages=[{"role": "user", "content": prompt}],
                         temperature=0,
                         max_tokens=TOKENS,
@@ -103,7 +101,7 @@ def test_more_sessions_than_the_chain_takes_wait_their_turn(cluster: RunningClus
     async def many() -> list[catenary.GenerationResult]:
         async with catenary.AsyncClient(cluster.grpc) as ours:
             return await asyncio.gather(
-                *(ours.chat(CHAT_MODEL, prompt, max_tokens=6) for prompt in PROMPTS[:10])
+                *(ours.chat(MODEL, prompt, max_tokens=6) for prompt in PROMPTS[:10])
             )
 
     assert all(len(result.token_ids) <= 6 for result in asyncio.run(many()))
@@ -115,12 +113,12 @@ def test_unknown_models_and_wrong_fields_raise_typed_errors(client: openai.OpenA
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "x", n=2)
     assert caught.value.param == "n"
-    assert [model.id for model in client.models.list()] == [CHAT_MODEL]
+    assert [model.id for model in client.models.list()] == [MODEL]
 
 
 def test_everything_is_free_again(cluster: RunningCluster, client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
-        model=CHAT_MODEL,
+        model=MODEL,
         messages=[{"role": "user", "content": PROMPTS[4]}],
         max_tokens=200,
         stream=True,

@@ -19,13 +19,14 @@ import catenary
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.store.kept import KeptVersion, is_kept
-from catenaryd.demo.demo import unsplit_logits
-from catenaryd.demo.demo_chat import CHAT_MODEL, QUESTION, expected_answer, ring_placement
 from catenaryd.demo.demo_models import preprocess, sample_photographs
 from catenaryd.demo.models import ensure_model
+from catenaryd.demo.photographs import unsplit_logits
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 from cluster_harness import MODEL
-from language_model import KEY, install, shared_models
+from language_model import KEY, answer_to, install, ring_placement
+from language_model import MODEL as CHAT_MODEL
+from small_models.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(900)  # the first test of all imports the model
 
@@ -91,14 +92,14 @@ def fetched(folder: Path, key: ModelKey) -> tuple[int, int]:
 
 @pytest.mark.parametrize("owner", ["gateway", "agent-2"])
 async def test_agents_fetch_their_share_from_whoever_has_it(tmp_path: Path, owner: str) -> None:
-    expected = expected_answer(shared_models(), KEY)[:TOKENS]
+    expected = answer_to(PROMPTS[1], TOKENS)
     image = preprocess(sample_photographs()["coffee"])
     async with cluster(tmp_path, owner) as running:
         models = ModelRepository(running.model_repository)
         vision = models.resolve(MODEL)
         whole = unsplit_logits(models, vision, [image])
         async with catenary.AsyncClient(f"127.0.0.1:{running.grpc_port}") as client:
-            chat = await client.chat(CHAT_MODEL, QUESTION, max_tokens=TOKENS)
+            chat = await client.chat(CHAT_MODEL, PROMPTS[1], max_tokens=TOKENS)
             served = await client.model_metadata(MODEL)
             answer = await client.infer(MODEL, {served.inputs[0].name: image})
         logits = answer.outputs[served.outputs[0].name]

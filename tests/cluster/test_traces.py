@@ -11,9 +11,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 import catenary
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.demo import demo_placement
 from catenaryd.demo.demo_models import preprocess, sample_photographs
 from catenaryd.demo.models import ensure_model
+from catenaryd.demo.plans import demo_placement
 from cluster_harness import MODEL, running_cluster, wait_until
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,26 @@ def answers_of_transformers(
             )
         answers.append(output[0, len(chat) :].tolist())
     return answers
+
+
+def ring_placement(blocks: int, agents: int = 3, sessions: int = 4) -> dict[str, Any]:
+    """A plan of one chain over `agents` agents, with nearly equal numbers of blocks."""
+    cuts = [round(blocks * index / agents) for index in range(agents + 1)]
+    hops = [
+        {"agent": f"agent-{index}", "blocks": [cuts[index], cuts[index + 1]]}
+        for index in range(agents)
+    ]
+    return {"name": MODEL, "chains": [{"capacity": sessions, "hops": hops}]}
+
+
+def answer_to(question: str, tokens: int) -> list[int]:
+    """What `transformers.generate` answers to a question in a chat, greedily."""
+    from transformers import AutoTokenizer
+
+    models = shared_models().root
+    tokenizer = AutoTokenizer.from_pretrained(folder_of(models))
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
+    )
+    (answer,) = answers_of_transformers(models, [list(chat["input_ids"])], tokens)
+    return answer

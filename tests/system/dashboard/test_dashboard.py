@@ -23,7 +23,7 @@ import pytest
 import catenary
 import figures
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.demo import demo_placement
+from catenaryd.demo.plans import demo_placement
 from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
 from deployed.browser import PHONE, Tab, binary, open_tab
