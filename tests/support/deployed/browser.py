@@ -120,9 +120,17 @@ class Tab:
 
 @asynccontextmanager
 async def open_tab(
-    url: str, *, size: dict[str, int] = DESKTOP, dark: bool = False, motion: bool = True
+    url: str,
+    *,
+    size: dict[str, int] = DESKTOP,
+    dark: bool = False,
+    motion: bool = True,
+    inside: bool = True,
 ) -> AsyncIterator[Tab]:
-    """Opens a page in a browser of its own, with a profile of its own."""
+    """Opens a page in a browser of its own, with a profile of its own.
+
+    `inside`: with the inside of the cluster, as operators look at it, not as visitors do.
+    """
     path = binary()
     from playwright.async_api import async_playwright
 
@@ -139,6 +147,8 @@ async def open_tab(
             tab.page.on("console", lambda message: _heard(tab, message))
             tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
             await tab.page.goto(url)
+            if inside:
+                await tab.page.locator("#depth").click()
             yield tab
         finally:
             await chromium.close()

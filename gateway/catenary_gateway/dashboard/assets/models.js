@@ -1,5 +1,6 @@
 // Models: readiness, queues, rates, latencies, and what became of the requests that arrived.
 
+import { reasonWords } from "./depth.js";
 import { byId, h, meter, s } from "./dom.js";
 import { count, duration, labelOf, percent, rate } from "./format.js";
 import { colourOf } from "./palette.js";
@@ -21,9 +22,9 @@ export class Models {
       columns: [
         { name: "Model", make: makeName },
         { name: "State", make: makeState, wide: true },
-        { name: "Queued", number: true, cell: ({ model }) => count(model.queued_requests) },
-        { name: "Served by", cell: ({ model }) => servedBy(model) },
-        { name: "Sessions", number: true, cell: ({ model }) => (model.chains.length ? sessionsOf(model) : "–") },
+        { name: "Queued", inside: true, number: true, cell: ({ model }) => count(model.queued_requests) },
+        { name: "Served by", inside: true, cell: ({ model }) => servedBy(model) },
+        { name: "Sessions", inside: true, number: true, cell: ({ model }) => (model.chains.length ? sessionsOf(model) : "–") },
         { name: "Rate", number: true, cell: ({ local }) => rate(local.rows_per_s) },
         { name: "p50", number: true, cell: ({ local }) => latency(local.p50_ns) },
         { name: "p99", number: true, cell: ({ local }) => latency(local.p99_ns) },
@@ -80,7 +81,7 @@ function makeState() {
   return element;
 }
 
-const timesOf = (reasons) => Object.entries(reasons).map(([reason, times]) => `${times} ${reason}`);
+const timesOf = (reasons) => Object.entries(reasons).map(([reason, times]) => `${times} ${reasonWords(reason)}`);
 
 /** The shares of what arrived that were not good, in words; empty if there are none. */
 export function missesOf({ arrived, late, refused }) {

@@ -3,13 +3,13 @@
 import { h, keyed, text } from "./dom.js";
 
 /**
- * A table. Each column is {name, wide?, number?, cell(item) -> text, make?() -> element with
- * show(item)}. Roles are said again, because cards are laid out without table display.
+ * A table. Each column is {name, wide?, number?, inside?, cell(item) -> text, make?() -> element
+ * with show(item)}. Roles are said again, because cards are laid out without table display.
  */
 export function table(holder, { label, columns, keyOf, empty, rowClass }) {
   const body = h("tbody", { role: "rowgroup" });
   const heads = columns.map((column) =>
-    h("th", { scope: "col", role: "columnheader", class: column.number ? "number" : null }, column.name),
+    h("th", { scope: "col", role: "columnheader", class: classesOf(column) }, column.name),
   );
   const made = h(
     "table",
@@ -30,7 +30,7 @@ export function table(holder, { label, columns, keyOf, empty, rowClass }) {
         const cell = h("td", {
           role: "cell",
           "data-label": column.name,
-          class: [column.number ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || null,
+          class: classesOf(column),
         });
         if (column.make) {
           cell.inner = column.make();
@@ -54,6 +54,8 @@ export function table(holder, { label, columns, keyOf, empty, rowClass }) {
     keyed(body, items, keyOf, makeRow, updateRow);
   };
 }
+
+const classesOf = (column) => ["number", "wide", "inside"].filter((name) => column[name]).join(" ") || null;
 
 /** A cell's button with the id of an item, which opens what is known of it. */
 export function opener(onOpen, idOf, labelFor) {
