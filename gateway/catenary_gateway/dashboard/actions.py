@@ -1,4 +1,4 @@
-"""Orders that an operator gives on the page: a table of what there is, and the way to the scheduler.
+"""Orders that an operator gives on the page: a table of them, and the way to the scheduler.
 
 An order needs a key with the scope `admin`, in the header `Authorization`, which no page of another
 site can send. The key travels on to the scheduler, which checks it itself, because a gateway may

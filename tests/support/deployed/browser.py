@@ -35,6 +35,7 @@ _FLAGS = (
 )
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1366, "height": 900}
+_INSIDE = "sessionStorage.setItem('catenary-depth', 'inside')"
 _REFUSED = "Failed to load resource"
 """What Chromium logs of an answer with an error status, and of none."""
 
@@ -146,9 +147,9 @@ async def open_tab(
             tab = Tab(await context.new_page())
             tab.page.on("console", lambda message: _heard(tab, message))
             tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
-            await tab.page.goto(url)
             if inside:
-                await tab.page.locator("#depth").click()
+                await tab.page.add_init_script(_INSIDE)
+            await tab.page.goto(url)
             yield tab
         finally:
             await chromium.close()
