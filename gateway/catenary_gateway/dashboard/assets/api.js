@@ -11,22 +11,26 @@ export class Problem extends Error {
   }
 }
 
-export function storedKey() {
+/** What this tab keeps under a name until it is closed; empty if it keeps nothing. */
+export function stored(name) {
   try {
-    return sessionStorage.getItem(KEY) || "";
+    return sessionStorage.getItem(name) || "";
   } catch {
     return "";
   }
 }
 
-export function storeKey(key) {
+export function store(name, value) {
   try {
-    if (key) sessionStorage.setItem(KEY, key);
-    else sessionStorage.removeItem(KEY);
+    if (value) sessionStorage.setItem(name, value);
+    else sessionStorage.removeItem(name);
   } catch {
-    // A browser without storage asks for the key again after a reload.
+    // A browser without storage forgets it with the page.
   }
 }
+
+export const storedKey = () => stored(KEY);
+export const storeKey = (key) => store(KEY, key);
 
 /** Returns {value, ageMs} of one kind of answer; throws a Problem. */
 export async function ask(kind, query = {}) {

@@ -82,9 +82,7 @@ const views = {
   models() {
     trying.show(offers.value);
   },
-  history() {
-    hour.show(lastHour.value);
-  },
+  history: showHour,
   plan() {
     plan.show(planFeed.value, status.value, gateway());
   },
@@ -96,7 +94,13 @@ function changed(feed) {
   } else if (feed.problem.status === 401) {
     key.ask(feed.problem.message);
   }
+  if (feed === status && !hour.answer) showHour();
   showState();
+}
+
+/** Models have the colours of their names' order, so the names come first if they come at all. */
+function showHour() {
+  if (lastHour.value && (status.value || status.problem)) hour.show(lastHour.value);
 }
 
 function showDevice() {

@@ -117,7 +117,7 @@ export class Chat {
       if (event.usage) tokens = event.usage.completion_tokens;
     }
     const tookS = (performance.now() - begun - firstMs) / 1000;
-    const rate = tokens > 1 && tookS > 0 ? `, then ${digits((tokens - 1) / tookS)} tokens/s` : "";
+    const rate = tokens > 1 && tookS > 0.05 ? `, then ${digits((tokens - 1) / tookS)} tokens/s` : "";
     const cut = finish === "length" ? ", cut at the longest answer" : "";
     figures.textContent = `First word after ${duration(firstMs * 1e6)}${rate} (${tokens} tokens${cut}). `;
     const id = response.headers.get("X-Request-Id");

@@ -1,6 +1,7 @@
 // How deep the page goes: plain words for a visitor, or the inside of the cluster as well.
 // Elements of the class "inside" are shown with the inside only.
 
+import { store, stored } from "./api.js";
 import { attribute, byId } from "./dom.js";
 
 const STORED = "catenary-depth";
@@ -32,25 +33,14 @@ export class Depth {
     this.button = byId("depth");
     this.button.addEventListener("click", () => this.turn(!inside));
     addEventListener("hashchange", () => this.follow());
-    let stored = "";
-    try {
-      stored = sessionStorage.getItem(STORED) || "";
-    } catch {
-      // Without storage the page begins with plain words.
-    }
-    inside = stored === "inside";
+    inside = stored(STORED) === "inside";
     this.show();
     this.follow();
   }
 
   turn(wanted) {
     inside = wanted;
-    try {
-      if (inside) sessionStorage.setItem(STORED, "inside");
-      else sessionStorage.removeItem(STORED);
-    } catch {
-      // It holds until the page is left.
-    }
+    store(STORED, inside && "inside");
     this.show();
     this.onChange();
   }

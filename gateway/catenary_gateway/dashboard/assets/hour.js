@@ -10,10 +10,10 @@ const [WIDTH, HEIGHT] = [360, 100];
 const UNNAMED = "before its model was known";
 /** What one point of a line says; `null` where there is nothing to say. */
 const CHARTS = [
-  { id: "rate", name: "Answered and refused, a second", of: (point, bin) => point.arrived / bin.s, words: (value) => digits(value), unit: "/s" },
-  { id: "p99", name: "99 % were answered within", of: (point) => point.p99 || null, words: duration, unit: "" },
-  { id: "refused", name: "Refused, a minute", of: (point, bin) => (point.refused * 60) / bin.s, words: (value) => digits(value), unit: "/min" },
-  { id: "tokens", name: "Tokens, a second", of: (point, bin) => point.tokens / bin.s, words: (value) => digits(value), unit: "/s" },
+  { id: "rate", name: "Requests a second", of: (point, bin) => point.arrived / bin.s, words: (value) => digits(value), unit: "/s" },
+  { id: "p99", name: "99 % took at most", of: (point) => point.p99 || null, words: duration, unit: "" },
+  { id: "refused", name: "Refused a minute", of: (point, bin) => (point.refused * 60) / bin.s, words: (value) => digits(value), unit: "/min" },
+  { id: "tokens", name: "Tokens a second", of: (point, bin) => point.tokens / bin.s, words: (value) => digits(value), unit: "/s" },
 ];
 
 export class Hour {
@@ -67,7 +67,7 @@ export class Hour {
     this.bin = bin;
     this.lines = Object.entries(this.answer.models).map(([label, rows]) => ({ label, points: points(rows, bin) }));
     this.lines = this.lines.filter(({ points: each }) => each.some((point) => point.arrived || point.tokens));
-    for (const chart of this.charts) chart.draw(this.lines, bin, bin.count - known);
+    for (const chart of this.charts) chart.draw(this.lines, bin, bin.count - known, `${seconds / 60} min ago`);
     keyed(
       byId("hour-models"), this.lines, ({ label }) => label,
       ({ label }) => h("span", { class: `chip plain ${colourOf(label)}` }, h("span", { class: "swatch", "aria-hidden": "true" }), label || UNNAMED),
@@ -76,8 +76,6 @@ export class Hour {
     this.table(this.lines.map(({ label, points: each }) => ({ label, sum: sumOf(each) })));
     const covered = this.answer.covered_s;
     text(byId("hour-since"), covered < seconds ? `This gateway began ${duration(covered * 1e9)} ago; before that nothing is known.` : "");
-    text(byId("hour-from"), `${seconds / 60} min ago`);
-    text(byId("hour-middle"), `${seconds / 120} min ago`);
     this.look(this.at);
   }
 
@@ -130,12 +128,14 @@ class Chart {
     this.drawing = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" }, this.unknown, grid, this.lines, this.cursor);
     this.now = h("strong", null);
     this.top = h("span", { class: "top" });
+    this.from = h("span", null);
     holder.append(
-      h("figure", { class: "chart", id: `chart-${id}` }, h("figcaption", null, `${name} `, this.now), h("div", { class: "plot" }, this.drawing, this.top)),
+      h("figure", { class: "chart", id: `chart-${id}` }, h("figcaption", null, `${name} `, this.now), h("div", { class: "plot" }, this.drawing, this.top), h("p", { class: "when", "aria-hidden": "true" }, this.from, h("span", null, "now"))),
     );
   }
 
-  draw(lines, bin, unknown) {
+  draw(lines, bin, unknown, from) {
+    text(this.from, from);
     const values = lines.map(({ label, points: each }) => ({ label, all: each.map((point) => this.of(point, bin)) }));
     const highest = Math.max(0, ...values.flatMap(({ all }) => all.filter((value) => value !== null)));
     const top = niceTop(highest);
@@ -148,7 +148,7 @@ class Chart {
     );
     const said = (value) => `${this.words(value)}${this.unit}`;
     text(this.top, highest ? said(top) : "");
-    text(this.now, highest ? `at most ${said(highest)}` : "none");
+    text(this.now, highest ? `up to ${said(highest)}` : "none");
     attribute(this.drawing, "aria-label", `${this.name}: ${values.map(({ label, all }) => `${label || UNNAMED} at most ${said(Math.max(0, ...all))}`).join("; ") || "no request"}`);
   }
 

@@ -3,8 +3,7 @@
 import { reasonWords } from "./depth.js";
 import { byId, h, meter, s } from "./dom.js";
 import { count, duration, labelOf, percent, rate } from "./format.js";
-import { colourOf } from "./palette.js";
-import { table } from "./tables.js";
+import { named, table } from "./tables.js";
 
 const BUCKETS = 60;
 const NOTHING = {
@@ -20,7 +19,7 @@ export class Models {
       keyOf: ({ model }) => labelOf(model),
       empty: "The scheduler serves no model yet.",
       columns: [
-        { name: "Model", make: makeName },
+        { name: "Model", make: () => named(({ model }) => labelOf(model)) },
         { name: "State", make: makeState, wide: true },
         { name: "Queued", inside: true, number: true, cell: ({ model }) => count(model.queued_requests) },
         { name: "Served by", inside: true, cell: ({ model }) => servedBy(model) },
@@ -54,17 +53,6 @@ function sessionsOf(model) {
   const capacity = model.chains.reduce((sum, chain) => sum + chain.capacity, 0);
   const moving = model.sessions_moving ? `, ${model.sessions_moving} moving` : "";
   return `${model.sessions} of ${capacity}${moving}`;
-}
-
-function makeName() {
-  const name = h("strong", null, "");
-  const element = h("span", { class: "named" }, h("span", { class: "swatch", "aria-hidden": "true" }), name);
-  element.show = ({ model }) => {
-    const label = labelOf(model);
-    element.className = `named ${colourOf(label)}`;
-    name.textContent = label;
-  };
-  return element;
 }
 
 function makeState() {

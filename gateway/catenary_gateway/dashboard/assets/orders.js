@@ -2,7 +2,7 @@
 
 import { send } from "./api.js";
 import { sentence } from "./chat.js";
-import { byId, facts, h, keyed, text } from "./dom.js";
+import { byId, h, keyed, text } from "./dom.js";
 import { byName } from "./format.js";
 
 const URL = "dashboard/v1/actions";
@@ -40,8 +40,7 @@ export class Orders {
 
   know(status) {
     this.agents = status.agents.map((agent) => agent.agent_id).sort(byName);
-    const select = byId("orders-list").querySelectorAll("select");
-    for (const each of select) options(each, this.agents);
+    for (const select of byId("orders-list").querySelectorAll("select")) options(select, this.agents);
   }
 
   async unlock(key) {
@@ -104,9 +103,8 @@ export class Orders {
   ask(name, given) {
     this.asked = { name, given, words: [name, ...Object.values(given)].join(" ") };
     this.step = 1;
-    text(byId("order-title"), `${title(name)}?`);
+    text(byId("order-title"), `${title(this.asked.words)}?`);
     text(byId("order-effect"), this.actions[name].effect);
-    facts(byId("order-facts"), Object.entries(given).map(([field, value]) => [FIELDS[field] || field, value]));
     text(byId("order-on"), "Go on");
     byId("order").showModal();
     byId("order-back").focus();

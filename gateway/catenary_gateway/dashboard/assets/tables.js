@@ -1,6 +1,7 @@
 // Tables that become lists of cards on a narrow screen.
 
 import { h, keyed, text } from "./dom.js";
+import { colourOf } from "./palette.js";
 
 /**
  * A table. Each column is {name, wide?, number?, inside?, cell(item) -> text, make?() -> element
@@ -67,4 +68,15 @@ export function opener(onOpen, idOf, labelFor) {
     button.setAttribute("aria-label", labelFor(id));
   };
   return button;
+}
+
+/** A cell with a text beside the colour of the model whose label `labelOf` tells. */
+export function named(labelOf, wordsOf = labelOf, tag = "strong") {
+  const words = h(tag, null);
+  const element = h("span", null, h("span", { class: "swatch", "aria-hidden": "true" }), words);
+  element.show = (item) => {
+    element.className = `named ${colourOf(labelOf(item))}`;
+    text(words, wordsOf(item));
+  };
+  return element;
 }

@@ -53,6 +53,7 @@ export class Trying {
     this.chosen = offer ? label : "";
     const kind = offer ? kindOf(offer) : "";
     byId("chat").hidden = kind !== "chat";
+    if (kind !== "chat") byId("chat-new").hidden = true;
     byId("picture").hidden = kind !== "picture";
     byId("try-tensors").hidden = kind !== "tensors";
     if (kind === "chat") this.chat.begin(offer);
@@ -69,6 +70,7 @@ export class Trying {
 
   refused(problem) {
     if (![401, 403].includes(problem.status) || !this.needsKey) return;
+    byId("try-key-line").open = true;
     byId("try-key").focus();
   }
 }
