@@ -72,7 +72,8 @@ ACTIONS: Mapping[str, OperatorAction] = MappingProxyType(
         "drain": OperatorAction(
             "DrainAgent",
             admin_pb2.DrainAgentRequest,
-            "Nothing begins on the agent any more, and its running sessions move to other chains.",
+            "Nothing begins on the agent any more, and its running sessions move to other chains. "
+            "It is used again when its process is restarted.",
             ("agent_id",),
         ),
         "deploy": OperatorAction(

@@ -55,7 +55,7 @@ class ClassNames:
                 return await asyncio.shield(read)
         except TimeoutError:
             why = "its files have not come yet"
-        except (CatenaryError, OSError, ValueError) as error:
+        except (CatenaryError, OSError, ValueError, RecursionError) as error:
             why = "its files cannot be read"
             _log.warning("class_names_not_read", model=model.label, why=str(error))
         text = f"the classes of {model.label} have no names: {why}"

@@ -69,6 +69,12 @@ async def test_a_bad_file_is_an_error_until_it_is_mended(
     assert await names.of("toy", "1") == ("tench",)
 
 
+async def test_nesting_without_end_is_a_bad_file(folder: Path, names: ClassNames) -> None:
+    (folder / "config.json").write_text("[" * 500_000)
+    with pytest.raises(Unavailable, match="cannot be read"):
+        await names.of("toy", "1")
+
+
 async def test_files_are_read_once_while_the_model_is_served(
     folder: Path, names: ClassNames, catalog: Catalog
 ) -> None:

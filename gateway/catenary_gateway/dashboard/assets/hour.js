@@ -75,7 +75,8 @@ export class Hour {
     );
     this.table(this.lines.map(({ label, points: each }) => ({ label, sum: sumOf(each) })));
     const covered = this.answer.covered_s;
-    text(byId("hour-since"), covered < seconds ? `This gateway began ${duration(covered * 1e9)} ago; before that nothing is known.` : "");
+    const since = covered < seconds ? ` It began ${duration(covered * 1e9)} ago; before that nothing is known.` : "";
+    text(byId("hour-since"), `Counted by this gateway, ${this.answer.gateway_id}, for as long as it runs.${since}`);
     this.look(this.at);
   }
 
