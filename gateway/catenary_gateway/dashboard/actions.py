@@ -41,7 +41,7 @@ class OperatorAction:
     method: str
     request: Callable[..., Message]
     effect: str
-    """What it brings about, for the question whether it is meant."""
+    """The effect of the order, in the words of the question whether it is meant."""
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
 

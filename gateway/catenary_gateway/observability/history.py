@@ -25,7 +25,7 @@ _STEP_NS = STEP_S * 1_000_000_000
 
 
 class HistoryStep(NamedTuple):
-    """What happened to one model's requests within one step that is over."""
+    """The record of one model's requests within one step that is over."""
 
     number: int
     """The step's number: its start on the monotonic clock, in units of `STEP_S`."""

@@ -10,10 +10,10 @@ const [WIDTH, HEIGHT] = [360, 100];
 const UNNAMED = "before its model was known";
 /** What one point of a line says; `null` where there is nothing to say. */
 const CHARTS = [
-  { id: "rate", name: "Requests a second", of: (point, bin) => point.arrived / bin.s, words: (value) => digits(value), unit: "/s" },
+  { id: "rate", name: "Requests a second", of: (point, bin) => point.arrived / bin.s, words: digits, unit: "/s" },
   { id: "p99", name: "99 % took at most", of: (point) => point.p99 || null, words: duration, unit: "" },
-  { id: "refused", name: "Refused a minute", of: (point, bin) => (point.refused * 60) / bin.s, words: (value) => digits(value), unit: "/min" },
-  { id: "tokens", name: "Tokens a second", of: (point, bin) => point.tokens / bin.s, words: (value) => digits(value), unit: "/s" },
+  { id: "refused", name: "Refused a minute", of: (point, bin) => (point.refused * 60) / bin.s, words: digits, unit: "/min" },
+  { id: "tokens", name: "Tokens a second", of: (point, bin) => point.tokens / bin.s, words: digits, unit: "/s" },
 ];
 
 export class Hour {
