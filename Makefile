@@ -76,7 +76,7 @@ test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes l
 	$(BIN)/pytest -m system --timeout 600
 
 test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictures in build/screenshots (QUICK=1: the page alone)
-	$(BIN)/pytest -m system --timeout 600 tests/system/dashboard/test_dashboard_page.py $(if $(QUICK),,tests/system/dashboard/test_dashboard.py)
+	$(BIN)/pytest -m system --timeout 600 tests/system/dashboard/test_dashboard_page.py tests/system/dashboard/test_asking_page.py $(if $(QUICK),,tests/system/dashboard/test_dashboard.py)
 
 # Load generators bring dozens of packages; they see those of the main environment, never the reverse.
 $(TOOLS): $(STAMP) requirements/load-tools.txt

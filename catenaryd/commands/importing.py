@@ -92,8 +92,8 @@ def pull(source: str, steps: bool, as_json: bool, **options: Any) -> None:
 
     SOURCE is hf:ORGANISATION/NAME (with /FILE and @REVISION), an s3://, gs://, http(s):// or
     file:// URL, or a file or folder: safetensors with config.json (models that generate text, and
-    encoders with their tokenizer), GGUF, ONNX or torch.export (.pt2). Sizes and time are said first. What was fetched before an interruption is kept; the same
-    command goes on from there.
+    encoders with their tokenizer), GGUF, ONNX or torch.export (.pt2). Sizes and time are said
+    first. What was fetched before an interruption is kept; the same command goes on from there.
 
     Example: catenaryd pull hf:organisation/name@main --target gpu
     """

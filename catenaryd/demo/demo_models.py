@@ -71,6 +71,8 @@ def import_efficientnet_lite0(
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".partial-{file}")
         _export(partial, platform)
+        # One name a line, by which the dashboard calls the classes.
+        (target.parent / "labels.txt").write_text("\n".join(labels()) + "\n", encoding="utf-8")
         partial.replace(target)
     repository.write_manifest(manifest)
     return key

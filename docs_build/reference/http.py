@@ -54,6 +54,13 @@ DESCRIPTIONS: dict[tuple[str, str], str] = {
     "or the last one.",
     ("GET", "/dashboard/v1/story"): "What happened to a session or a recent request, and why; "
     "`?session_id=` or `?request_id=`.",
+    ("GET", "/dashboard/v1/history"): "The last hour of this gateway: rate, p99, refusals and "
+    "tokens of each model.",
+    ("GET", "/dashboard/v1/models"): "What each model can be asked here.",
+    ("GET", "/dashboard/v1/classes"): "Names of the classes of a model; `?model=`, `?version=`.",
+    ("GET", "/dashboard/v1/actions"): "Orders that an operator can give (scope `admin`).",
+    ("POST", "/dashboard/v1/actions/{action}"): "Gives an order (scope `admin`): `drain`, `deploy` "
+    "or `replan`.",
 }
 
 

@@ -27,6 +27,7 @@ from catenary_protos.catenary.v1 import (
     scheduler_pb2_grpc,
 )
 from catenary_services.errors import CatenaryError, Unavailable
+from catenary_services.grpc.error_tables import abort
 from catenary_services.grpc.grpc_kit import create_server
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.transport.frames import layout, tensor_views
@@ -96,7 +97,9 @@ class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
         self.answers: dict[str, Callable[[object], object]] = {}
         """To calls of operators, by their methods."""
         self.presented: list[str] = []
-        """What came as `authorization` with orders to deploy."""
+        """What came as `authorization` with orders that change the cluster."""
+        self.presented_to_look = ""
+        """What came as `authorization` with the last call for the status."""
         self.gateway = GATEWAY
         self.heard: asyncio.Queue[scheduler_pb2.GatewayMessage] = asyncio.Queue()
         self.sessions = 0
@@ -194,6 +197,7 @@ class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
             await end.write(pack)
 
     async def GetStatus(self, request, context):  # noqa: N802
+        self.presented_to_look = authorization_of(context)
         if "GetStatus" in self.answers:
             return self.answers["GetStatus"](request)
         agents = [admin_pb2.AgentStatus(agent_id=f"of-{self.group or 's'}", state="ready")]
@@ -216,9 +220,21 @@ class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
     async def MoveSession(self, request, context):  # noqa: N802
         return self.answers["MoveSession"](request)
 
+    async def DrainAgent(self, request, context):  # noqa: N802
+        return await self._ordered("DrainAgent", request, context)
+
+    async def Replan(self, request, context):  # noqa: N802
+        return await self._ordered("Replan", request, context)
+
+    async def _ordered(self, method, request, context):
+        self.presented.append(authorization_of(context))
+        try:
+            return self.answers[method](request)
+        except CatenaryError as error:
+            await abort(context, error)
+
     async def DeployModel(self, request, context):  # noqa: N802
-        said = dict(context.invocation_metadata())
-        self.presented.append(str(said.get("authorization", "")))
+        self.presented.append(authorization_of(context))
         return admin_pb2.DeployModelResponse(plan_id=f"with {request.model}:{request.version}")
 
     async def UndeployModel(self, request, context):  # noqa: N802
@@ -239,6 +255,10 @@ class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
             yield admin_pb2.ImportProgress(phase="done", model="m", version="1")
         finally:
             self.presented.append("import ended")
+
+
+def authorization_of(context: grpc.aio.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata()).get("authorization", ""))
 
 
 @dataclass

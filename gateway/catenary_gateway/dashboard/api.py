@@ -7,17 +7,20 @@ from collections.abc import Iterable
 from aiohttp import ETag, web
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline
-from catenary_gateway.dashboard import files
+from catenary_gateway.dashboard import actions, files
 from catenary_gateway.dashboard.answers import DocumentCache, JsonDocument, Make
+from catenary_gateway.dashboard.class_names import ClassNames
 from catenary_gateway.dashboard.sources import (
     DashboardSources,
     SchedulerCaller,
     session_of,
     window_of,
 )
-from catenary_gateway.endpoints.http_calls import enter, json_response
+from catenary_gateway.endpoints.http_bodies import body_of
+from catenary_gateway.endpoints.http_calls import bearer, enter, json_response
+from catenary_gateway.tensors.json_documents import document_of
 from catenary_services.errors import InvalidInput, PermissionDenied
-from catenary_services.security.keys import SCOPE_VIEW
+from catenary_services.security.keys import SCOPE_ADMIN, SCOPE_VIEW, Principal
 
 AGE_HEADER = "Catenary-Age-Ms"
 """Header with the age of an answer's data, in milliseconds."""
@@ -38,7 +41,7 @@ _SECURITY = {
 
 
 class Dashboard:
-    """The dashboard: a public page, and its data for callers with the scope `view`.
+    """The dashboard: a public page, its data for callers with the scope `view`, orders for `admin`.
 
     Args:
         pipeline: The pipeline with keys and load of this gateway.
@@ -50,7 +53,9 @@ class Dashboard:
         self, pipeline: RequestPipeline, scheduler: SchedulerCaller, *, is_open: bool
     ) -> None:
         self._pipeline = pipeline
+        self._scheduler = scheduler
         self._is_open = is_open
+        self._class_names = ClassNames(pipeline.catalog, pipeline.codecs)
         self._sources = DashboardSources(pipeline, scheduler)
         self._answers = DocumentCache()
         self._assets = files.load()
@@ -73,6 +78,11 @@ class Dashboard:
             web.get(f"{api}/sessions", self._sessions),
             web.get(f"{api}/trace", self._trace),
             web.get(f"{api}/story", self._story),
+            web.get(f"{api}/history", self._history),
+            web.get(f"{api}/models", self._models),
+            web.get(f"{api}/classes", self._classes),
+            web.get(f"{api}/actions", self._actions),
+            web.post(f"{api}/actions/{{action}}", self._act),
         )
 
     async def _page(self, request: web.Request) -> web.Response:
@@ -113,6 +123,29 @@ class Dashboard:
         story = await self._sources.story(session_id, _request_id(request))
         return json_response(story, headers=_NEVER_KEPT)
 
+    async def _history(self, request: web.Request) -> web.Response:
+        return await self._answer(request, "history", self._sources.history)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return await self._answer(request, "models", self._sources.models)
+
+    async def _classes(self, request: web.Request) -> web.Response:
+        self._authorize(request)
+        query = request.query
+        names = await self._class_names.of(query.get("model", ""), query.get("version", ""))
+        return json_response({"names": names}, headers=_NEVER_KEPT)
+
+    async def _actions(self, request: web.Request) -> web.Response:
+        self._operator(request)
+        return json_response(actions.described(), headers=_NEVER_KEPT)
+
+    async def _act(self, request: web.Request) -> web.Response:
+        operator = self._operator(request)
+        given = document_of(await body_of(request, actions.MOST_BODY_BYTES))
+        name, presented = request.match_info["action"], bearer(request)
+        answer = await actions.act(self._scheduler, name, given, operator, presented)
+        return json_response(answer, headers=_NEVER_KEPT)
+
     async def _answer(self, request: web.Request, kind: str, make: Make) -> web.Response:
         self._authorize(request)
         answer = await self._answers.get(kind, make)
@@ -142,6 +175,22 @@ class Dashboard:
                 "the dashboard shows nothing without API keys; set api_keys_file, and give a key "
                 f"the scope '{SCOPE_VIEW}'"
             )
+
+    def _operator(self, request: web.Request) -> Principal:
+        """Returns the holder of the caller's key, who may give orders.
+
+        Raises:
+            Unauthenticated: Keys are configured, and the caller presents none of them.
+            PermissionDenied: The key lacks the scope `admin`, or no keys are configured.
+        """
+        operator = enter(request)
+        operator.require(SCOPE_ADMIN)
+        if not self._pipeline.keys.enabled:
+            raise PermissionDenied(
+                "the page gives no orders without API keys; set api_keys_file, and give a key the "
+                f"scope '{SCOPE_ADMIN}', or use the command line"
+            )
+        return operator
 
     async def _close(self, app: web.Application) -> None:
         await self._answers.close()

@@ -1,4 +1,4 @@
-"""Facts that only this gateway has: its load, and the outcomes of its requests."""
+"""Facts that only this gateway has: its load, the outcomes of its requests, what it offers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import time
 from typing import Any
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.catalog import Model
 from catenary_gateway.endpoints.repository import server_version
+from catenary_gateway.observability.history import STEP_S, STEPS, HistoryStep
 from catenary_gateway.observability.outcomes import BUCKET_S, RecentOutcomes
+from catenary_services.domain.tensors import TensorSpec
 
 
 def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
@@ -51,3 +54,51 @@ def model_facts(outcomes: RecentOutcomes, label: str, now_ns: int) -> dict[str, 
         "client_errors": found.client_errors,
         "history": found.history,
     }
+
+
+def history_facts(pipeline: RequestPipeline) -> dict[str, Any]:
+    """Returns the last hour of every model: a row for each step in which anything happened.
+
+    The first column is the number of steps between the one that ended last and the row's.
+    """
+    history, now_ns = pipeline.plane.request_metrics.history, time.monotonic_ns()
+    latest = now_ns // (STEP_S * 1_000_000_000) - 1
+    return {
+        "gateway_id": pipeline.gateway_id,
+        "step_s": STEP_S,
+        "steps": STEPS,
+        "covered_s": history.covered_s(now_ns),
+        "columns": ("age", *HistoryStep._fields[1:]),
+        "models": {
+            label: [(latest - number, *counts) for number, *counts in history.of(label, now_ns)]
+            for label in sorted(history.models())
+        },
+    }
+
+
+def model_offers(pipeline: RequestPipeline) -> dict[str, Any]:
+    """Returns the signature of every model, and whether requests need a key."""
+    return {
+        "needs_key": pipeline.keys.enabled,
+        "models": [_offer(pipeline, model) for model in pipeline.catalog.models()],
+    }
+
+
+def _offer(pipeline: RequestPipeline, model: Model) -> dict[str, Any]:
+    codec = pipeline.codecs.known(model.key) if model.generates else None
+    return {
+        "name": model.key.name,
+        "version": model.key.version,
+        "ready": model.ready,
+        "reason": model.not_ready_reason,
+        "generates": model.generates,
+        # None while the tokenizer is not read yet.
+        "chats": codec.chats if codec is not None else None,
+        "session_tokens": model.session_tokens,
+        "inputs": [_tensor(spec) for spec in model.inputs],
+        "outputs": [_tensor(spec) for spec in model.outputs],
+    }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}

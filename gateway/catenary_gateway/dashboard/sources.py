@@ -10,7 +10,7 @@ import grpc.aio
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard import converters
-from catenary_gateway.dashboard.local_facts import gateway_facts
+from catenary_gateway.dashboard.local_facts import gateway_facts, history_facts, model_offers
 from catenary_gateway.observability.local_answers import (
     add_attainment,
     name_requests,
@@ -78,6 +78,16 @@ class DashboardSources:
         answer = recent_requests(self.pipeline.plane.request_metrics.recent, _SHOWN_REQUESTS)
         facts = gateway_facts(self.pipeline)
         return lambda: {"gateway": facts, **converters.values_of(answer)}
+
+    async def history(self) -> Values:
+        """Returns the last hour of this gateway, which needs no scheduler."""
+        facts = history_facts(self.pipeline)
+        return lambda: facts
+
+    async def models(self) -> Values:
+        """Returns what may be asked of each model here, and whether that takes a key."""
+        offers = model_offers(self.pipeline)
+        return lambda: offers
 
     def trace(self, request_id: str) -> dict[str, Any]:
         """Returns the trace of a recent request, of the latest one for an empty id.

@@ -107,7 +107,7 @@ class RecentOutcomes:
         bucket = self._bucket(model, now_ns)
         bucket.kinds[kind] += 1
         bucket.rows += rows
-        bucket.bins[_bin_of(duration_ns)] += 1
+        bucket.bins[bin_of(duration_ns)] += 1
 
     def add_error(self, model: str, now_ns: int, kind: OutcomeKind, reason: str) -> None:
         """Counts a request that ended with an error.
@@ -147,8 +147,8 @@ class RecentOutcomes:
             rows=sum(bucket.rows for bucket in buckets),
             errors=dict(errors),
             client_errors=dict(client_errors),
-            p50_ns=_percentile(bins, 0.50),
-            p99_ns=_percentile(bins, 0.99),
+            p50_ns=percentile_ns(bins, 0.50),
+            p99_ns=percentile_ns(bins, 0.99),
             history=tuple(
                 (
                     (now - bucket.number) * BUCKET_S,
@@ -182,14 +182,20 @@ def _number_of(now_ns: int) -> int:
     return now_ns // (BUCKET_S * _NANOSECONDS_PER_SECOND)
 
 
-def _bin_of(duration_ns: int) -> int:
+def bin_of(duration_ns: int) -> int:
+    """Returns the number of the latency bin that a duration falls into."""
     if duration_ns <= _SHORTEST_NS:
         return 0
     return min(_BINS, int(math.log2(duration_ns / _SHORTEST_NS) * _BINS_PER_OCTAVE))
 
 
-def _percentile(bins: Counter[int], share: float) -> int:
-    """Returns the geometric middle of the bin with the given quantile; 0 if there are no bins."""
+def percentile_ns(bins: Counter[int], share: float) -> int:
+    """Returns the geometric middle of the bin with the given quantile; 0 if there are no bins.
+
+    Args:
+        bins: Number of durations by latency bin.
+        share: The quantile, from 0 to 1.
+    """
     wanted = math.ceil(bins.total() * share)
     for number in sorted(bins):
         wanted -= bins[number]

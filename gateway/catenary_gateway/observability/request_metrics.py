@@ -9,6 +9,7 @@ from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
 from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
+from catenary_gateway.observability.history import RequestHistory
 from catenary_gateway.observability.outcome_kinds import OK, OutcomeKind, kind_of
 from catenary_gateway.observability.outcomes import FinishedRequest, RecentOutcomes, RecentRequests
 from catenary_gateway.observability.waterfall import bars_of
@@ -50,6 +51,7 @@ class RequestMetrics:
         self.gateway_id = gateway_id
         self.recent = RecentRequests()
         self.outcomes = RecentOutcomes()
+        self.history = RequestHistory(time.monotonic_ns())
         self.metrics = metrics
         self.tracer = tracer
         # Looking up labels costs more than counting; models and outcomes are few.
@@ -109,12 +111,21 @@ class RequestMetrics:
             )
         attainment.observe(kind == names.GOOD)
 
-    def token_after(self, model: str, duration_ns: int) -> None:
-        """Counts the time from one token of a generation to the next."""
+    def token_came(self, model: str, now_ns: int, previous_ns: int) -> None:
+        """Counts a token of a generation, and the time since the one before it.
+
+        Args:
+            model: The model's label.
+            now_ns: The present time on the monotonic clock.
+            previous_ns: The time of the token before it; 0 for the first token.
+        """
+        self.history.add_token(model, now_ns)
+        if not previous_ns:
+            return
         intervals = self._intervals.get(model)
         if intervals is None:
             intervals = self._intervals[model] = self.metrics.inter_token_seconds.labels(model)
-        intervals.observe(duration_ns / 1e9)
+        intervals.observe((now_ns - previous_ns) / 1e9)
 
     def moved(self, model: str, mode: str, stall_ns: int) -> None:
         """Counts a generation that continues on another chain.
@@ -136,14 +147,18 @@ class RequestMetrics:
         self._count(model, reason)
         kind = kind_of(reason, in_time=True)
         self.observe_arrival(model, kind)
-        self.outcomes.add_error(model, time.monotonic_ns(), kind, reason)
+        now_ns = time.monotonic_ns()
+        self.outcomes.add_error(model, now_ns, kind, reason)
+        self.history.add(model, now_ns, kind)
 
     def _remember(self, request: FinishedRequest, kind: OutcomeKind) -> None:
         now_ns = request.finished_ns
         if request.outcome != OK:
             self.outcomes.add_error(request.model, now_ns, kind, request.outcome)
+            self.history.add(request.model, now_ns, kind)
             return
         duration_ns = now_ns - request.arrival.monotonic_ns
+        self.history.add(request.model, now_ns, kind, duration_ns)
         self.outcomes.add(request.model, now_ns, kind, duration_ns, request.rows)
 
     def _count(self, model: str, outcome: str) -> None:

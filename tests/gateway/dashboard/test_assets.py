@@ -38,7 +38,7 @@ class _Page(HTMLParser):
         self._in_label = self._in_label or tag == "label"
         if tag == "label" and given.get("for"):
             self.labelled.add(given["for"] or "")
-        if tag in ("select", "input"):
+        if tag in ("select", "input", "textarea"):
             self.controls.add(given.get("id") or "")
             if self._in_label:
                 self.labelled.add(given.get("id") or "")

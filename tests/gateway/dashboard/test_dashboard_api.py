@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import grpc
 import pytest
 
+from catenary_gateway.dashboard import local_facts
 from catenary_gateway.dashboard.answers import DocumentCache
 from catenary_gateway.dashboard.api import AGE_HEADER
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
@@ -23,7 +26,7 @@ from certificates import Certificates
 from gateway_harness import GATEWAY, Down, Stage, stage
 from scheduling_cases import large_cluster
 
-ROUTES = ("status", "plan", "timelines", "requests", "sessions", "trace")
+ROUTES = ("status", "plan", "timelines", "requests", "sessions", "history", "models", "trace")
 ONE_ROW = {"inputs": [{"name": "in_0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 
 
@@ -87,6 +90,38 @@ async def test_every_route_answers_what_admin_answers(
     assert 0.9 < toy["p50_ns"] / found["trace"][1]["total_ns"] < 1.1
     ((age_s, *ended),) = toy["history"]
     assert (age_s <= 5, ended) == (True, [1, 0, 0])
+    assert found["history"][1]["columns"] == ["age", "good", "late", "refused", "tokens", "p99_ns"]
+    offers = {each["name"]: each for each in found["models"][1]["models"]}
+    assert offers["toy"]["inputs"] == [{"name": "in_0", "datatype": "FP32", "shape": [-1, 4]}]
+    assert (offers["toy"]["generates"], offers["cold"]["ready"]) == (False, False)
+    assert found["models"][1]["needs_key"] is False
+
+
+async def test_the_last_hour_is_told_in_steps_that_are_over(
+    running: Stage, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with browser(running) as session:
+        async with session.post("/v2/models/toy/infer", json=ONE_ROW) as sent:
+            assert sent.status == 200
+        later_ns = time.monotonic_ns() + 30 * 10**9
+        monkeypatch.setattr(local_facts, "time", SimpleNamespace(monotonic_ns=lambda: later_ns))
+        code, hour = await asked(session, "history")
+    assert (code, hour["gateway_id"], hour["step_s"]) == (200, GATEWAY, 10)
+    assert 30 <= hour["covered_s"] < 90
+    ((age, *counts, p99_ns),) = hour["models"]["toy:1"]
+    assert (1 <= age <= 3, counts) == (True, [1, 0, 0, 0])
+    assert 0 < p99_ns < 10**10
+
+
+async def test_class_names_are_those_of_the_models_files(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    (repository / "toy" / "1").mkdir(parents=True)
+    (repository / "toy" / "1" / "labels.txt").write_text("tench\ngoldfish\n")
+    async with stage(tmp_path, model_repository=repository) as place, browser(place) as session:
+        code, found = await asked(session, "classes?model=toy&version=1")
+        assert (code, found) == (200, {"names": ["tench", "goldfish"]})
+        assert await asked(session, "classes?model=pair") == (200, {"names": []})
+        assert (await asked(session, "classes?model=nobody"))[0] == 404
 
 
 async def test_a_story_is_that_of_the_session_or_request_that_was_named(
@@ -111,7 +146,7 @@ async def test_ten_pages_cost_the_scheduler_one_call_of_each_kind(
     running: Stage, counted: Counter[str]
 ) -> None:
     async with browser(running) as session:
-        kinds = [kind for kind in ROUTES if kind not in ("trace", "requests")]
+        kinds = [kind for kind in ROUTES if kind not in ("trace", "requests", "history", "models")]
         await asyncio.gather(*(asked(session, kind) for kind in kinds for _ in range(10)))
     assert counted == {"GetStatus": 1, "GetPlan": 1, "GetTimelines": 1, "ListSessions": 1}
 

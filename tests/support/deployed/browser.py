@@ -35,6 +35,7 @@ _FLAGS = (
 )
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1366, "height": 900}
+_INSIDE = "sessionStorage.setItem('catenary-depth', 'inside')"
 _REFUSED = "Failed to load resource"
 """What Chromium logs of an answer with an error status, and of none."""
 
@@ -120,9 +121,17 @@ class Tab:
 
 @asynccontextmanager
 async def open_tab(
-    url: str, *, size: dict[str, int] = DESKTOP, dark: bool = False, motion: bool = True
+    url: str,
+    *,
+    size: dict[str, int] = DESKTOP,
+    dark: bool = False,
+    motion: bool = True,
+    inside: bool = True,
 ) -> AsyncIterator[Tab]:
-    """Opens a page in a browser of its own, with a profile of its own."""
+    """Opens a page in a browser of its own, with a profile of its own.
+
+    `inside`: with the inside of the cluster, as operators look at it, not as visitors do.
+    """
     path = binary()
     from playwright.async_api import async_playwright
 
@@ -138,6 +147,8 @@ async def open_tab(
             tab = Tab(await context.new_page())
             tab.page.on("console", lambda message: _heard(tab, message))
             tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
+            if inside:
+                await tab.page.add_init_script(_INSIDE)
             await tab.page.goto(url)
             yield tab
         finally:

@@ -23,8 +23,9 @@ import pytest
 import catenary
 import figures
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.plans import demo_placement
+from catenaryd.demo.demo_models import sample_photographs
 from catenaryd.demo.models import ensure_model
+from catenaryd.demo.plans import demo_placement
 from cluster_harness import MODEL, RunningCluster, running_cluster
 from deployed.browser import PHONE, Tab, binary, open_tab
 from language_model import MODEL as LANGUAGE_MODEL
@@ -37,6 +38,7 @@ BLOCKS = 30
 LABEL, LANGUAGE_LABEL = f"{MODEL}:1", f"{LANGUAGE_MODEL}:1"
 BACK_S = 45.0
 """Until whoever was killed serves again, on two busy cores."""
+LAPTOP, POCKET = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 LOADED = "document.querySelectorAll('.agent').length === 3"
 
 
@@ -298,6 +300,40 @@ async def test_a_requests_waterfall_is_what_admin_traces(
             )
             await tab.shot(f"waterfall-{label.split('-')[0]}")
             await tab.page.locator("#details-close").click()
+        assert tab.complaints == []
+
+
+@pytest.mark.parametrize("size", [LAPTOP, POCKET], ids=["laptop", "pocket"])
+async def test_a_visitor_asks_both_models(
+    cluster: RunningCluster, load: Load, size: dict[str, int]
+) -> None:
+    load.go()
+    name = f"visitor-{size['width']}"
+    photograph = sample_photographs()["chelsea"]
+    async with open_tab(cluster.http, size=size, inside=False) as tab:
+        await tab.until(LOADED, "the first answer")
+        await tab.until("!document.getElementById('chat').hidden", "the language model")
+        await tab.until("document.querySelectorAll('#hour-charts .line').length === 8", "the hour")
+        await tab.shot(name)
+        await tab.page.locator("#chat-text").fill("What is gravity?")
+        await tab.page.keyboard.press("Enter")
+        figures_of = "document.querySelector('#chat-log .note').textContent"
+        await tab.until(f"/First word after .* tokens/.test({figures_of})", "the answer", 60)
+        assert len(await tab.page.locator("#chat-log .answer .words").inner_text()) > 20
+        await tab.page.evaluate("document.getElementById('try').scrollIntoView()")
+        await tab.shot(f"{name}-chat")
+        await tab.page.locator("#try-model").select_option(LABEL)
+        await tab.page.locator("#picture-file").set_input_files(str(photograph))
+        await tab.until(
+            "document.querySelectorAll('#picture-classes li').length === 5", "classes", 60
+        )
+        assert "cat" in (await tab.page.locator(".class-name").all_inner_texts())[0].lower()
+        await tab.shot(f"{name}-picture")
+        await tab.page.evaluate("document.getElementById('hour').scrollIntoView()")
+        await tab.shot(f"{name}-hour")
+        await tab.page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
+        await tab.shot(f"{name}-whole", whole=True)
+        assert await tab.scroll_width() <= size["width"]
         assert tab.complaints == []
 
 

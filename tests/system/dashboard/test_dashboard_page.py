@@ -241,7 +241,7 @@ async def test_a_key_is_asked_for_checked_and_kept_in_the_tab(tmp_path: Path) ->
     view, infer = add_key(file, "eyes", ["view"]), add_key(file, "hands", ["infer"])
     async with (
         large_place(tmp_path, api_keys_file=file) as place,
-        open_tab(f"http://{place.http}/") as tab,
+        open_tab(f"http://{place.http}/", inside=False) as tab,
     ):
         page = tab.page
         await tab.until("document.getElementById('key').open", "the question for a key")

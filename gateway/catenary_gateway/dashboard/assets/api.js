@@ -11,22 +11,26 @@ export class Problem extends Error {
   }
 }
 
-export function storedKey() {
+/** What this tab keeps under a name until it is closed; empty if it keeps nothing. */
+export function stored(name) {
   try {
-    return sessionStorage.getItem(KEY) || "";
+    return sessionStorage.getItem(name) || "";
   } catch {
     return "";
   }
 }
 
-export function storeKey(key) {
+export function store(name, value) {
   try {
-    if (key) sessionStorage.setItem(KEY, key);
-    else sessionStorage.removeItem(KEY);
+    if (value) sessionStorage.setItem(name, value);
+    else sessionStorage.removeItem(name);
   } catch {
-    // A browser without storage asks for the key again after a reload.
+    // A browser without storage forgets it with the page.
   }
 }
+
+export const storedKey = () => stored(KEY);
+export const storeKey = (key) => store(KEY, key);
 
 /** Returns {value, ageMs} of one kind of answer; throws a Problem. */
 export async function ask(kind, query = {}) {
@@ -42,8 +46,8 @@ export async function ask(kind, query = {}) {
       cache: "no-store",
       credentials: "omit",
     });
+    if (!response.ok) throw await problemOf(response);
     const text = await response.text();
-    if (!response.ok) throw new Problem(response.status, messageOf(text, response.status));
     return { value: JSON.parse(text), ageMs: Number(response.headers.get("Catenary-Age-Ms")) || 0 };
   } catch (error) {
     if (error instanceof Problem) throw error;
@@ -53,9 +57,38 @@ export async function ask(kind, query = {}) {
   }
 }
 
+/**
+ * Sends what is no question of the dashboard, with the key given; returns the response, or throws
+ * a Problem, or an AbortError if `signal` says so.
+ */
+export async function send(url, { key = "", method = "POST", headers = {}, body, signal } = {}) {
+  let response;
+  try {
+    response = await fetch(url, {
+      method,
+      headers: key ? { ...headers, Authorization: `Bearer ${key}` } : headers,
+      body,
+      signal,
+      cache: "no-store",
+      credentials: "omit",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, "the gateway does not answer");
+  }
+  if (!response.ok) throw await problemOf(response);
+  return response;
+}
+
+async function problemOf(response) {
+  const text = await response.text().catch(() => "");
+  return new Problem(response.status, messageOf(text, response.status));
+}
+
 function messageOf(text, status) {
   try {
-    const said = JSON.parse(text).error;
+    const { error } = JSON.parse(text);
+    const said = error && error.message ? error.message : error; // OpenAI's form, or ours
     if (typeof said === "string" && said) return said;
   } catch {
     // Not ours: a proxy between us and the gateway.

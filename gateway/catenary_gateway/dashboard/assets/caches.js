@@ -1,9 +1,8 @@
 // Key-value caches: what agents hold, and what chains may hold.
 
-import { byId, h, meter } from "./dom.js";
+import { byId, meter } from "./dom.js";
 import { byName, count, labelOf } from "./format.js";
-import { colourOf } from "./palette.js";
-import { table } from "./tables.js";
+import { named, table } from "./tables.js";
 
 const HIGH = 0.95;
 
@@ -56,13 +55,9 @@ function bar(figures) {
   };
 }
 
-function makeChain() {
-  const words = h("span", null);
-  const element = h("span", { class: "named" }, h("span", { class: "swatch", "aria-hidden": "true" }), words);
-  element.show = ({ chain, label }) => {
-    element.className = `named ${colourOf(label)}`;
-    const hops = chain.hops.map((hop) => `${hop.agent_id} [${hop.first_block},${hop.last_block})`).join(" → ");
-    words.textContent = `${chain.chain_id}: ${hops}`;
-  };
-  return element;
+const makeChain = () => named(({ label }) => label, wordsOf, "span");
+
+function wordsOf({ chain }) {
+  const hops = chain.hops.map((hop) => `${hop.agent_id} [${hop.first_block},${hop.last_block})`).join(" → ");
+  return `${chain.chain_id}: ${hops}`;
 }

@@ -1,12 +1,11 @@
 // The map: machines, the agents on them, and the chains that hang between these.
 
 import { attribute, byId, h, keyed, meter, text } from "./dom.js";
-import { byName, bytes, digits, duration, ofBytes, percent } from "./format.js";
+import { byName, bytes, digits, ofBytes, percent } from "./format.js";
 import { colourOf } from "./palette.js";
 import { Ropes, ropesOf } from "./ropes.js";
 
 const STATES = { ready: "ready", joining: "joining", draining: "draining", lost: "lost" };
-const MOST_LINKS = 4;
 
 export class ClusterMap {
   constructor(onChoose) {
@@ -85,12 +84,11 @@ export class ClusterMap {
     const name = h("strong", null, agentId);
     const state = h("span", { class: "state" });
     const kind = h("span", { class: "kind" });
-    const hardware = h("span", { class: "hardware" });
     const held = h("span", { class: "held" });
     const drift = h("span", { class: "drift" });
     const card = h(
       "button", { type: "button", class: "agent", onclick: () => this.chooseAgent(agentId) },
-      h("span", { class: "agent-head" }, name, state), kind, hardware, busy, memory, drift, held,
+      h("span", { class: "agent-head" }, name, state), kind, busy, memory, drift, held,
     );
     card.agentId = agentId;
     card.show = (agent) => {
@@ -98,8 +96,6 @@ export class ClusterMap {
       attribute(card, "data-state", agent.state);
       attribute(card, "aria-pressed", String(this.agent === agentId));
       text(kind, kindOf(agent));
-      const facts = [hardwareOf(agent.device_facts), ...linksOf(this.status, agent.server_id)];
-      text(hardware, this.agent === agentId ? facts.filter(Boolean).join(" · ") : "");
       busy.show(agent.utilisation_ratio, percent(agent.utilisation_ratio));
       const used = agent.used_memory_bytes;
       const share = agent.memory_bytes ? used / agent.memory_bytes : 0;
@@ -131,32 +127,6 @@ function makeMachine([name]) {
 function kindOf(agent) {
   const kind = agent.device_class || agent.device;
   return agent.virtual_level > 1 ? `${kind}, 1/${agent.virtual_level} of ${agent.device_id || "a device"}` : kind;
-}
-
-/** "NVIDIA L4, 24 GB, compute capability 8.9, driver 580.65, PCIe 4 x16, 72 W"; empty where nobody says. */
-function hardwareOf(facts) {
-  if (!facts) return "";
-  const cuda = facts.cuda ? `CUDA ${facts.cuda}` : "";
-  return [
-    facts.name,
-    facts.cores ? `${facts.cores} ${facts.cores === 1 ? "core" : "cores"}` : "",
-    bytes(facts.total_bytes),
-    facts.compute_capability ? `compute capability ${facts.compute_capability}` : "",
-    facts.driver || cuda ? ["driver", facts.driver, cuda].filter(Boolean).join(" ") : "",
-    facts.pcie_generation && facts.pcie_width ? `PCIe ${facts.pcie_generation} x${facts.pcie_width}` : "",
-    facts.power_limit_milliwatts ? `${digits(facts.power_limit_milliwatts / 1000)} W` : "",
-    facts.mig_mode === "on" ? "MIG" : "",
-    ...facts.vector_instructions,
-  ].filter(Boolean).join(", ");
-}
-
-/** "to second: 42 ms there and back, 6 MB/s", of the slowest links from a machine. */
-function linksOf(status, machine) {
-  const links = (status.links || []).filter((link) => link.source_server_id === machine);
-  return links.slice(0, MOST_LINKS).map(
-    (link) =>
-      `to ${link.target_server_id}: ${duration(link.round_trip_ns)} there and back, ${bytes(link.bytes_per_second)}/s`,
-  );
 }
 
 /** "net:1[0,4)" as a chip in the model's colour. */

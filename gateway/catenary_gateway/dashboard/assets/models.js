@@ -1,9 +1,9 @@
 // Models: readiness, queues, rates, latencies, and what became of the requests that arrived.
 
+import { reasonWords } from "./depth.js";
 import { byId, h, meter, s } from "./dom.js";
 import { count, duration, labelOf, percent, rate } from "./format.js";
-import { colourOf } from "./palette.js";
-import { table } from "./tables.js";
+import { named, table } from "./tables.js";
 
 const BUCKETS = 60;
 const NOTHING = {
@@ -19,11 +19,11 @@ export class Models {
       keyOf: ({ model }) => labelOf(model),
       empty: "The scheduler serves no model yet.",
       columns: [
-        { name: "Model", make: makeName },
+        { name: "Model", make: () => named(({ model }) => labelOf(model)) },
         { name: "State", make: makeState, wide: true },
-        { name: "Queued", number: true, cell: ({ model }) => count(model.queued_requests) },
-        { name: "Served by", cell: ({ model }) => servedBy(model) },
-        { name: "Sessions", number: true, cell: ({ model }) => (model.chains.length ? sessionsOf(model) : "–") },
+        { name: "Queued", inside: true, number: true, cell: ({ model }) => count(model.queued_requests) },
+        { name: "Served by", inside: true, cell: ({ model }) => servedBy(model) },
+        { name: "Sessions", inside: true, number: true, cell: ({ model }) => (model.chains.length ? sessionsOf(model) : "–") },
         { name: "Rate", number: true, cell: ({ local }) => rate(local.rows_per_s) },
         { name: "p50", number: true, cell: ({ local }) => latency(local.p50_ns) },
         { name: "p99", number: true, cell: ({ local }) => latency(local.p99_ns) },
@@ -55,17 +55,6 @@ function sessionsOf(model) {
   return `${model.sessions} of ${capacity}${moving}`;
 }
 
-function makeName() {
-  const name = h("strong", null, "");
-  const element = h("span", { class: "named" }, h("span", { class: "swatch", "aria-hidden": "true" }), name);
-  element.show = ({ model }) => {
-    const label = labelOf(model);
-    element.className = `named ${colourOf(label)}`;
-    name.textContent = label;
-  };
-  return element;
-}
-
 function makeState() {
   const element = h("span", { class: "tag" });
   element.show = ({ model, local }) => {
@@ -80,7 +69,7 @@ function makeState() {
   return element;
 }
 
-const timesOf = (reasons) => Object.entries(reasons).map(([reason, times]) => `${times} ${reason}`);
+const timesOf = (reasons) => Object.entries(reasons).map(([reason, times]) => `${times} ${reasonWords(reason)}`);
 
 /** The shares of what arrived that were not good, in words; empty if there are none. */
 export function missesOf({ arrived, late, refused }) {

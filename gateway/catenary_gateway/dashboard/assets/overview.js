@@ -1,5 +1,6 @@
 // The head of the page: who leads, how fresh everything is, what is wrong, the figures at a glance.
 
+import { isInside } from "./depth.js";
 import { attribute, byId, facts, text } from "./dom.js";
 import { count, duration, percent } from "./format.js";
 
@@ -8,38 +9,66 @@ export function showLeader(status) {
   text(byId("leader"), `led by ${leader} · epoch ${status.epoch} · plan ${status.plan_id || "none"}`);
 }
 
+/** What became of all requests of the last minutes, those refused before their model was known among them. */
+function sumOf(gateway) {
+  const models = [gateway.unnamed, ...Object.values(gateway.models)];
+  const sum = (what) => models.reduce((total, model) => total + model[what], 0);
+  const arrived = sum("arrived");
+  const part = (what) => (arrived ? percent(sum(what) / arrived) : "–");
+  return { arrived, part, share: arrived ? sum("good") / arrived : 1 };
+}
+
+const localOf = (feeds) => feeds.get("requests").value && feeds.get("requests").value.gateway;
+const readyOf = (agents) => agents.filter((agent) => agent.state === "ready").length;
+
+/** The state of everything in two sentences, for whoever does not know the words of the inside. */
+export function showSummary(feeds) {
+  const status = feeds.get("status").value;
+  const gateway = localOf(feeds);
+  if (!status || !gateway) return;
+  const ready = readyOf(status.agents);
+  const served = status.models.filter((model) => model.ready).length;
+  const devices = status.agents.length;
+  const working = ready === devices ? `${devices} ${devices === 1 ? "device works" : "devices work"}` : `${ready} of ${devices} devices work`;
+  const asked = served === status.models.length ? `${served} ${served === 1 ? "model" : "models"}` : `${served} of ${status.models.length} models`;
+  const { arrived, part } = sumOf(gateway);
+  const lately = arrived
+    ? `In the last five minutes ${count(arrived)} ${arrived === 1 ? "request" : "requests"} came in, and ${part("good")} were answered in time.`
+    : "Nobody has asked anything in the last five minutes.";
+  text(byId("summary-now"), `${working}, and ${asked} can be asked. ${lately}`);
+}
+
 export function showTiles(feeds) {
   const feed = feeds.get("status");
   const status = feed.value;
-  const gateway = feeds.get("requests").value && feeds.get("requests").value.gateway;
+  const gateway = localOf(feeds);
   const old = (feed.problem !== null || feed.stale) && "old";
   const gone = (feeds.get("requests").problem !== null || feeds.get("requests").stale) && "old";
+  const inside = isInside();
   const tiles = [];
   if (gateway) {
-    // Requests that were turned away before their model was known belong to none, and arrived all the same.
-    const models = [gateway.unnamed, ...Object.values(gateway.models)];
-    const sum = (what) => models.reduce((total, model) => total + model[what], 0);
-    const [arrived, good] = [sum("arrived"), sum("good")];
-    const share = arrived ? good / arrived : 1;
+    const { arrived, part, share } = sumOf(gateway);
     const tone = gone || (share < 0.99 ? (share < 0.9 ? "bad" : "warn") : null);
-    const part = (what) => (arrived ? percent(sum(what) / arrived) : "–");
     tiles.push(
-      ["Good, 5 minutes", arrived ? `${part("good")} of ${count(arrived)}` : "–", tone],
+      [inside ? "Good, 5 minutes" : "In time, 5 minutes", arrived ? `${part("good")} of ${count(arrived)}` : "–", tone],
       ["Late or failed", part("late"), gone],
       ["Refused", part("refused"), gone],
-      ["Requests in flight", count(gateway.requests_in_flight), gone],
+      [inside ? "Requests in flight" : "Being answered", count(gateway.requests_in_flight), gone],
     );
   }
   if (status) {
-    const ready = status.agents.filter((agent) => agent.state === "ready").length;
-    tiles.push(
-      ["Agents ready", `${ready} of ${status.agents.length}`, old || (ready < status.agents.length ? "warn" : null)],
-      ["Requests queued", count(status.queued_requests), old],
-      ["Batches in flight", count(status.batches_in_flight), old],
-      ["Reservations", count(status.live_reservations), old],
-      ["Sessions", count(status.sessions_in_flight), old],
-      ["Redis", status.redis_connected ? "up" : "away", old || (status.redis_connected ? null : "bad")],
-    );
+    const ready = readyOf(status.agents);
+    const tone = old || (ready < status.agents.length ? "warn" : null);
+    tiles.push([inside ? "Agents ready" : "Devices at work", `${ready} of ${status.agents.length}`, tone]);
+    if (inside) {
+      tiles.push(
+        ["Requests queued", count(status.queued_requests), old],
+        ["Batches in flight", count(status.batches_in_flight), old],
+        ["Reservations", count(status.live_reservations), old],
+        ["Sessions", count(status.sessions_in_flight), old],
+        ["Redis", status.redis_connected ? "up" : "away", old || (status.redis_connected ? null : "bad")],
+      );
+    } else tiles.push(["Answers being written", count(status.sessions_in_flight), old]);
   }
   facts(byId("tiles"), tiles);
 }

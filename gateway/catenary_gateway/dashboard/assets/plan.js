@@ -1,9 +1,8 @@
 // The plan in force: what it promises, what binds, and what is measured beside it.
 
-import { byId, facts, h, text } from "./dom.js";
+import { byId, facts, text } from "./dom.js";
 import { duration, rate } from "./format.js";
-import { colourOf } from "./palette.js";
-import { table } from "./tables.js";
+import { named, table } from "./tables.js";
 
 export class Plan {
   constructor() {
@@ -12,7 +11,7 @@ export class Plan {
       keyOf: ({ label }) => label,
       empty: "The plan in force came without promises.",
       columns: [
-        { name: "Model", make: makeName },
+        { name: "Model", make: () => named(({ label }) => label) },
         { name: "Promised rate", number: true, cell: ({ promise }) => (promise.throughput_per_s ? rate(promise.throughput_per_s) : "–") },
         { name: "Rate now", number: true, cell: ({ local }) => (local ? rate(local.rows_per_s) : "–") },
         { name: "Promised latency", number: true, cell: ({ promise }) => promisedLatency(promise) },
@@ -57,13 +56,3 @@ function switchWords(change) {
 }
 
 const tone = (change) => (change && change.phase === "rolled back" ? "bad" : null);
-
-function makeName() {
-  const words = h("strong", null);
-  const element = h("span", { class: "named" }, h("span", { class: "swatch", "aria-hidden": "true" }), words);
-  element.show = ({ label }) => {
-    element.className = `named ${colourOf(label)}`;
-    words.textContent = label;
-  };
-  return element;
-}

@@ -1,15 +1,16 @@
 // Tables that become lists of cards on a narrow screen.
 
 import { h, keyed, text } from "./dom.js";
+import { colourOf } from "./palette.js";
 
 /**
- * A table. Each column is {name, wide?, number?, cell(item) -> text, make?() -> element with
- * show(item)}. Roles are said again, because cards are laid out without table display.
+ * A table. Each column is {name, wide?, number?, inside?, cell(item) -> text, make?() -> element
+ * with show(item)}. Roles are said again, because cards are laid out without table display.
  */
 export function table(holder, { label, columns, keyOf, empty, rowClass }) {
   const body = h("tbody", { role: "rowgroup" });
   const heads = columns.map((column) =>
-    h("th", { scope: "col", role: "columnheader", class: column.number ? "number" : null }, column.name),
+    h("th", { scope: "col", role: "columnheader", class: classesOf(column) }, column.name),
   );
   const made = h(
     "table",
@@ -30,7 +31,7 @@ export function table(holder, { label, columns, keyOf, empty, rowClass }) {
         const cell = h("td", {
           role: "cell",
           "data-label": column.name,
-          class: [column.number ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || null,
+          class: classesOf(column),
         });
         if (column.make) {
           cell.inner = column.make();
@@ -55,6 +56,8 @@ export function table(holder, { label, columns, keyOf, empty, rowClass }) {
   };
 }
 
+const classesOf = (column) => ["number", "wide", "inside"].filter((name) => column[name]).join(" ") || null;
+
 /** A cell's button with the id of an item, which opens what is known of it. */
 export function opener(onOpen, idOf, labelFor) {
   const button = h("button", { type: "button", class: "link" });
@@ -65,4 +68,15 @@ export function opener(onOpen, idOf, labelFor) {
     button.setAttribute("aria-label", labelFor(id));
   };
   return button;
+}
+
+/** A cell with a text beside the colour of the model whose label `labelOf` tells. */
+export function named(labelOf, wordsOf = labelOf, tag = "strong") {
+  const words = h(tag, null);
+  const element = h("span", null, h("span", { class: "swatch", "aria-hidden": "true" }), words);
+  element.show = (item) => {
+    element.className = `named ${colourOf(labelOf(item))}`;
+    text(words, wordsOf(item));
+  };
+  return element;
 }

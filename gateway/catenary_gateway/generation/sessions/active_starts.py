@@ -163,9 +163,8 @@ class ActiveStarts:
         while following is not None:
             previous_ns = session.last_token_ns
             session.take(following, now_ns)
-            if previous_ns:
-                label = session.request.model.label
-                self._to.request_metrics.token_after(label, now_ns - previous_ns)
+            label = session.request.model.label
+            self._to.request_metrics.token_came(label, now_ns, previous_ns)
             self._took(session)
             if session.successors and (due := session.successor_due()) is not None:
                 self._take_over(session, due, now_ns)

@@ -171,6 +171,11 @@ class TextCodecs:
                 details={"model": str(model)},
             ) from error
 
+    def known(self, model: ModelKey) -> TextCodec | None:
+        """Returns the codec of a model if its files were read already."""
+        load = self._loads.get(model)
+        return load.result() if load is not None and _is_good(load) else None
+
     def _load(self, model: ModelKey) -> asyncio.Future[TextCodec]:
         load = self._loads.get(model)
         if load is None:
@@ -191,6 +196,10 @@ class TextCodecs:
             self._expected.discard(model)  # nor may the scheduler know its content yet
             why = "cancelled" if load.cancelled() else str(load.exception())
             _log.warning("tokenizer_not_loaded", model=str(model), why=why)
+
+
+def _is_good(load: asyncio.Future[TextCodec]) -> bool:
+    return load.done() and not load.cancelled() and load.exception() is None
 
 
 def _document(files: VerifiedReading, name: str) -> dict[str, Any]:
