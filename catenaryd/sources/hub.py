@@ -186,7 +186,7 @@ def _list_cache(source: ModelSource) -> SourceListing:
             f"{source.text}{asked} is neither in the repository nor in the cache of this machine,"
             " and HF_HUB_OFFLINE forbids to ask the hub"
         ) from error
-    files = []
+    files: list[ListedFile] = []
     for path in sorted(folder.rglob("*")):
         if path.is_file() and len(files) <= MOST_FILES:
             # A blob kept for a large file is named by its digest.
