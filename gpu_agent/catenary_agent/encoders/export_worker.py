@@ -110,9 +110,9 @@ def text_tokens(source: Path, config: dict[str, Any]) -> int:
     Raises:
         InvalidInput: A file says something that is not understood.
     """
-    positions = config.get("max_position_embeddings", 512)
+    positions = int(config.get("max_position_embeddings", 512))
     # These families count positions from behind the padding's number on.
-    first = config.get("pad_token_id", 1) + 1 if "roberta" in str(config["model_type"]) else 0
+    first = int(config.get("pad_token_id", 1)) + 1 if "roberta" in str(config["model_type"]) else 0
     most = [positions - first]
     told = _document(source, "tokenizer_config.json").get("model_max_length")
     sentences = _document(source, "sentence_bert_config.json")
