@@ -239,13 +239,13 @@ def _fill(
         return
     row = 0
     for piece, part in zip(run, parts, strict=True):
-        target = array[row : row + piece.rows]
-        if part is not None and part.shape == target.shape:
-            target[...] = part
+        rows = array[row : row + piece.rows]
+        if part is not None and part.shape == rows.shape:
+            rows[...] = part
         else:
-            target[...] = 0
+            rows[...] = 0
             if part is not None:
-                target[:, : part.shape[1]] = part
+                rows[:, : part.shape[1]] = part
         row += piece.rows
 
 

@@ -40,7 +40,7 @@ _POOLINGS = {
 _CLASSIFIER = "ForSequenceClassification"
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 _LEAST = 1e-9
-"""What a mean is divided by at least, as in sentence-transformers."""
+"""The least number that a sum is divided by, as in sentence-transformers."""
 
 
 class ImportedEncoder(msgspec.Struct, frozen=True):
@@ -49,13 +49,13 @@ class ImportedEncoder(msgspec.Struct, frozen=True):
     text_tokens: int
 
 
-class EncoderHead(msgspec.Struct, frozen=True):
-    """What is done with the output of an encoder's network."""
+class EncoderAnswer(msgspec.Struct, frozen=True):
+    """The way in which an answer is made of the output of an encoder's network."""
 
     output: str = "sentence_embedding"
     """The name of the model's output: as above, or "logits" of classes."""
     pooling: str = "mean"
-    """How one vector is made of those of all tokens: "mean", "max" or "cls"."""
+    """The way in which one vector is made of those of all tokens: "mean", "max" or "cls"."""
     normalises: bool = False
     """True if the vector is divided by its length."""
 
@@ -78,16 +78,16 @@ def export_in_jail(_: bytes, room: JailWorkspace) -> bytes:
     return msgspec.json.encode(ImportedEncoder(tokens))
 
 
-def head_of(source: Path, config: dict[str, Any]) -> EncoderHead:
+def head_of(source: Path, config: dict[str, Any]) -> EncoderAnswer:
     """Returns what the files of a model say is done with the output of its network.
 
     Raises:
         InvalidInput: They say something that is not understood; the field is the file.
     """
     if any(str(name).endswith(_CLASSIFIER) for name in config.get("architectures") or ()):
-        return EncoderHead(output="logits")
+        return EncoderAnswer(output="logits")
     if not (source / "modules.json").is_file():
-        return EncoderHead()  # as sentence-transformers takes a folder without its own files
+        return EncoderAnswer()  # as sentence-transformers takes a folder without its own files
     modules = _document(source, "modules.json", list)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     for kind in kinds:
@@ -101,7 +101,7 @@ def head_of(source: Path, config: dict[str, Any]) -> EncoderHead:
     chosen = [str(_POOLINGS.get(name, name)) for name in chosen if name != "include_prompt"]
     if len(chosen) != 1 or chosen[0] not in _POOLINGS.values():
         raise InvalidInput("pooling", f"{', '.join(chosen) or 'nothing'} is not mean, max or cls")
-    return EncoderHead(pooling=chosen[0], normalises="Normalize" in kinds)
+    return EncoderAnswer(pooling=chosen[0], normalises="Normalize" in kinds)
 
 
 def text_tokens(source: Path, config: dict[str, Any]) -> int:
@@ -110,9 +110,9 @@ def text_tokens(source: Path, config: dict[str, Any]) -> int:
     Raises:
         InvalidInput: A file says something that is not understood.
     """
-    positions = config.get("max_position_embeddings", 512)
+    positions = int(config.get("max_position_embeddings", 512))
     # These families count positions from behind the padding's number on.
-    first = config.get("pad_token_id", 1) + 1 if "roberta" in str(config["model_type"]) else 0
+    first = int(config.get("pad_token_id", 1)) + 1 if "roberta" in str(config["model_type"]) else 0
     most = [positions - first]
     told = _document(source, "tokenizer_config.json").get("model_max_length")
     sentences = _document(source, "sentence_bert_config.json")
@@ -124,7 +124,7 @@ def text_tokens(source: Path, config: dict[str, Any]) -> int:
     return min(most)
 
 
-def _export(source: Path, config: dict[str, Any], head: EncoderHead, file: Path) -> None:
+def _export(source: Path, config: dict[str, Any], head: EncoderAnswer, file: Path) -> None:
     import torch
     from transformers import AutoModel, AutoModelForSequenceClassification
 
@@ -163,7 +163,7 @@ def _export(source: Path, config: dict[str, Any], head: EncoderHead, file: Path)
         )
 
 
-def _with_head(network: Any, names: list[str], head: EncoderHead) -> torch.nn.Module:
+def _with_head(network: Any, names: list[str], head: EncoderAnswer) -> torch.nn.Module:
     import torch
 
     class Encoder(torch.nn.Module):

@@ -3,14 +3,21 @@
 Exporters store weights in many forms (Constant nodes, ConstantOfShape arithmetic, graph inputs of
 IR version 3); `load_onnx` converts all of them to one form. Separating what ONNX Runtime would fuse
 costs time, so a convolution and what directly follows it are bonded.
+
+Sizes that the file names (`batch`, `length`), and what is computed of them alone, are no data where
+the file names the sizes inside of the model as well: every part that needs them gets a copy, with
+each size read from an input of the part that has it. Where no tensor at a position has a size that
+is needed behind it, the model is not cut. Otherwise sizes would cross every boundary of a
+transformer, and what has no batch dimension cannot be sent in batches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -46,6 +53,8 @@ class OnnxModel:
     them."""
     node_names: tuple[str, ...]
     """The names that the file has for them, each with its operator, for messages."""
+    named_sizes: frozenset[str]
+    """The names of sizes of the inputs, if values inside of the model have them, too."""
 
     def with_names(self, text: str) -> str:
         """Returns a message about this model with its nodes named as in the file."""
@@ -71,6 +80,48 @@ class OnnxModel:
         immovable: frozenset[str] = frozenset(),
     ) -> CutGraph:
         """Returns the graph to cut, with measured sizes and times."""
+        graph = self._whole_graph(value_bytes, cost_ns, immovable)
+        # A bond of neighbours forbids the position between them.
+        uncut = frozenset((position - 1, position) for position in self._sizeless(graph))
+        return replace(graph, bonds=graph.bonds | uncut)
+
+    def _sizeless(self, graph: CutGraph) -> Iterator[int]:
+        """Yields the positions behind which a size is needed that no tensor there has."""
+        if not self.named_sizes:
+            return
+        values = ir.convenience.create_value_mapping(self.model.graph, include_subgraphs=False)
+        data = {value for node in self.data_nodes for value in node.outputs}
+        data.update(self.model.graph.inputs)
+        needed = {
+            name for value in self.model.graph.outputs for name in self._sizes_behind(value, data)
+        }
+        sets = graph.crossing_sets()
+        for position in range(len(self.data_nodes) - 1, 0, -1):
+            for value in values_read(self.data_nodes[position]):
+                needed.update(self._sizes_behind(value, data))
+            if not needed <= {name for each in sets[position] for name in _sizes_of(values[each])}:
+                yield position
+
+    def _sizes_behind(self, value: ir.Value, data: set[ir.Value]) -> set[str]:
+        """Returns the names of the sizes that a value is computed of, unless it is data."""
+        found: set[str] = set()
+        seen = set(data)
+        stack = [value]
+        while stack:
+            each = stack.pop()
+            if each in seen:
+                continue
+            seen.add(each)
+            node = each.producer()
+            if node is not None:
+                names = sizes_read(node, self.named_sizes)
+                found.update(names)
+                stack.extend(() if names else values_read(node))
+        return found
+
+    def _whole_graph(
+        self, value_bytes: Mapping[str, int], cost_ns: Sequence[float], immovable: frozenset[str]
+    ) -> CutGraph:
         computed = {_name(v) for node in self.data_nodes for v in node.outputs} | set(self.inputs)
         nodes = tuple(
             GraphNode(
@@ -114,11 +165,12 @@ def load_onnx(path: Path) -> OnnxModel:
             raise InvalidInput(path.name, f"cannot be cut: {first_line(error)}") from error
     _check(model, path.name)
     model.ir_version = max(model.ir_version, 8)
-    data_nodes = tuple(_reachable(model.graph))
+    sizes = _named_sizes(model.graph)
+    data_nodes = tuple(_reachable(model.graph, sizes))
     names = tuple(f"{node.name or 'a node'} ({node.op_type})" for node in data_nodes)
     for index, node in enumerate(data_nodes):
         node.name = f"{_NODE}{index}"
-    return OnnxModel(model, data_nodes, names)
+    return OnnxModel(model, data_nodes, names, sizes)
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
@@ -143,11 +195,12 @@ def extract_part(
         inputs: The given tensors. Those the part does not need are left out.
         outputs: The tensors to compute; none of them may be among the inputs.
     """
-    needed = _inputs_needed(source, {t.name for t in inputs}, [t.name for t in outputs])
-    used = [spec for spec in inputs if spec.name in needed]
-    graph = ir.convenience.extract(
-        source.model.graph, [spec.name for spec in used], [spec.name for spec in outputs]
-    )
+    walk = _walk(source, inputs, [t.name for t in outputs])
+    used = [spec for spec in inputs if spec.name in walk.needed]
+    with _sizes_read_there(source.model.graph, walk):
+        graph = ir.convenience.extract(
+            source.model.graph, [spec.name for spec in used], [spec.name for spec in outputs]
+        )
     # Shapes noted by the exporter may hold only for its own example; the runtime infers them again.
     for node in graph:
         for value in node.outputs:
@@ -211,25 +264,112 @@ def _check(model: ir.Model, file: str) -> None:
         raise InvalidInput(file, "has no inputs or no outputs")
 
 
-def _inputs_needed(source: OnnxModel, given: set[str], wanted: Sequence[str]) -> set[str]:
-    """Walks back from `wanted` and returns the `given` values met on the way."""
-    producer = {_name(v): node for node in source.data_nodes for v in node.outputs if v.name}
-    seen: set[str] = set()
-    stack = list(wanted)
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """What was met on the way back from the outputs of a part to its inputs."""
+
+    needed: set[str]
+    """The inputs that the part needs."""
+    sizes: list[tuple[ir.Node, list[tuple[ir.Value, int]]]]
+    """The nodes that read sizes, and the inputs that have these sizes, with the axes."""
+
+
+def _walk(source: OnnxModel, inputs: Sequence[TensorSpec], wanted: Sequence[str]) -> _Walk:
+    """Walks back from `wanted`, and stops at the inputs and at sizes that the inputs have."""
+    values = ir.convenience.create_value_mapping(source.model.graph, include_subgraphs=False)
+    given = {spec.name for spec in inputs}
+    places: dict[str, tuple[ir.Value, int]] = {}
+    for spec in inputs:
+        for axis, name in enumerate(_size_names(values[spec.name])):
+            if name in source.named_sizes and spec.shape[axis] == ANY:
+                places.setdefault(name, (values[spec.name], axis))
+    walk = _Walk(set(), [])
+    seen: set[ir.Value] = set()
+    stack = [values[name] for name in wanted]
     while stack:
-        name = stack.pop()
-        if name in seen:
+        value = stack.pop()
+        if value in seen:
             continue
-        seen.add(name)
-        if name not in given and name in producer:
-            stack.extend(_name(value) for value in values_read(producer[name]))
-    return seen & given
+        seen.add(value)
+        if _name(value) in given:
+            walk.needed.add(_name(value))
+            continue
+        node = value.producer()
+        if node is None:
+            continue
+        names = sizes_read(node, source.named_sizes)
+        is_given = node.inputs and node.inputs[0] is not None and _name(node.inputs[0]) in given
+        if names and not is_given and places.keys() >= set(names):
+            found = [places[name] for name in names]
+            walk.sizes.append((node, found))
+            walk.needed.update(_name(place) for place, _ in found)
+        else:
+            stack.extend(values_read(node))
+    return walk
 
 
-def _reachable(graph: ir.Graph) -> Iterator[ir.Node]:
+@contextlib.contextmanager
+def _sizes_read_there(graph: ir.Graph, walk: _Walk) -> Iterator[None]:
+    """Has sizes read from a part's own inputs inside of the block; the graph is as before after."""
+    added: list[ir.Node] = []
+    swapped: list[tuple[ir.Value, ir.Value]] = []
+    try:
+        for index, (node, places) in enumerate(walk.sizes):
+            reads = [
+                ir.node("Shape", [value], {"start": axis, "end": axis + 1})
+                for value, axis in places
+            ]
+            outputs = [read.outputs[0] for read in reads]
+            made = [*reads, ir.node("Concat", outputs, {"axis": 0})] if len(reads) > 1 else reads
+            for at, each in enumerate(made):
+                each.outputs[0].name = f"catenary_size_{index}_{at}"
+            # The inputs of the part come before its first node, wherever they are computed.
+            graph.insert_before(graph[0], made)
+            added.extend(made)
+            swapped.append((node.outputs[0], made[-1].outputs[0]))
+            ir.convenience.replace_all_uses_with(*swapped[-1], replace_graph_outputs=True)
+        yield
+    finally:
+        for old, new in swapped:
+            ir.convenience.replace_all_uses_with(new, old, replace_graph_outputs=True)
+        graph.remove(added[::-1], safe=True)
+
+
+def _size_names(value: ir.Value) -> list[str]:
+    """Returns the name of every size of a value; "" for those without one."""
+    sizes = value.shape.dims if value.shape is not None else ()
+    return ["" if isinstance(size, int) else str(size.value or "") for size in sizes]
+
+
+def _sizes_of(value: ir.Value) -> set[str]:
+    return set(_size_names(value)) - {""}
+
+
+def _named_sizes(graph: ir.Graph) -> frozenset[str]:
+    """Returns the names of sizes of the inputs; none if most values have no sizes in the file."""
+    values = [value for node in graph for value in node.outputs]
+    described = sum(value.shape is not None for value in values)
+    if 2 * described <= len(values):
+        return frozenset()
+    return frozenset(name for value in graph.inputs for name in _sizes_of(value))
+
+
+def sizes_read(node: ir.Node, known: frozenset[str]) -> list[str]:
+    """Returns the names of the sizes that a node reads of its input; () if one is not known."""
+    if node.op_type != "Shape" or node.domain or not node.inputs or node.inputs[0] is None:
+        return []
+    names = _size_names(node.inputs[0])
+    first = node.attributes["start"].as_int() if "start" in node.attributes else 0
+    last = node.attributes["end"].as_int() if "end" in node.attributes else len(names)
+    names = names[first:last]
+    return names if names and known.issuperset(names) else []
+
+
+def _reachable(graph: ir.Graph, sizes: frozenset[str]) -> Iterator[ir.Node]:
+    """Yields the nodes that depend on the inputs, and not on their named sizes alone."""
     reached = set(graph.inputs)
     for node in graph:
-        if not reached.isdisjoint(values_read(node)):
+        if not reached.isdisjoint(values_read(node)) and not sizes_read(node, sizes):
             reached.update(node.outputs)
             yield node
 

@@ -36,7 +36,7 @@ _WORDS = np.array([b"one", b"two", b"a longer one"], np.object_)
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """What is known of the inputs of a model before it is run."""
+    """The facts that are known of the inputs of a model before it is run."""
 
     example: Values | None = None
     """Inputs of one row to use instead of random ones, for models that accept few."""

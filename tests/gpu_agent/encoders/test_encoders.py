@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from catenary_agent.encoders import importing
-from catenary_agent.encoders.export_worker import EncoderHead, head_of
+from catenary_agent.encoders.export_worker import EncoderAnswer, head_of
 from catenary_agent.encoders.importing import EncoderOptions, import_encoder
 from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
@@ -102,7 +102,12 @@ def test_every_family_computes_what_transformers_does(tmp_path: Path, family: st
     repository = ModelRepository(tmp_path / "models")
     table = import_encoder(repository, folder, KEY, EncoderOptions(blocks=4))
     assert table.batched
-    assert table.blocks > 1
+    assert table.blocks == 4
+    assert {spec.datatype for end in table.boundaries[1:-1] for spec in end.tensors} <= {
+        "FP32",
+        "INT64",  # the mask, which the last block needs
+        "BOOL",
+    }
     assert [spec.shape for spec in table.boundaries[-1].tensors] == [(ANY, 32)]
     tokens = tokens_of(folder, TEXTS, inputs_of(repository))
     for cuts in ((), (1,), tuple(range(1, table.blocks))):
@@ -170,21 +175,21 @@ USUAL = modules("Transformer", "Pooling")
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({}, EncoderHead()),
+        ({}, EncoderAnswer()),
         (
             {"modules.json": USUAL, **pooling(pooling_mode_cls_token=True)},
-            EncoderHead(pooling="cls"),
+            EncoderAnswer(pooling="cls"),
         ),
         (
             {
                 "modules.json": modules("Transformer", "Pooling", "Normalize"),
                 **pooling(pooling_mode_max_tokens=True, include_prompt=True),
             },
-            EncoderHead(pooling="max", normalises=True),
+            EncoderAnswer(pooling="max", normalises=True),
         ),
         (
             {"modules.json": USUAL, **pooling(pooling_mode="mean")},
-            EncoderHead(pooling="mean"),
+            EncoderAnswer(pooling="mean"),
         ),
         ({"modules.json": modules("Transformer", "Pooling", "Dense")}, "'Dense'"),
         ({"modules.json": modules("Pooling", "Transformer")}, "in this order"),
@@ -204,13 +209,13 @@ USUAL = modules("Transformer", "Pooling")
     ],
 )
 def test_what_the_files_say_is_done_or_refused_by_name(
-    tmp_path: Path, files: dict[str, object], said: EncoderHead | str
+    tmp_path: Path, files: dict[str, object], said: EncoderAnswer | str
 ) -> None:
     for name, document in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         text = document if isinstance(document, str) else json.dumps(document)
         (tmp_path / name).write_text(text)
-    if isinstance(said, EncoderHead):
+    if isinstance(said, EncoderAnswer):
         assert head_of(tmp_path, {}) == said
     else:
         with pytest.raises(InvalidInput, match=said):
@@ -246,6 +251,7 @@ def test_minilm_computes_the_embeddings_of_its_own_library(tmp_path: Path) -> No
     repository = ModelRepository(tmp_path / "models")
     table = import_encoder(repository, folder, KEY, EncoderOptions(blocks=6))
     assert repository.manifest(KEY).text_tokens == 256
+    assert table.blocks == 6
     texts = ["A cat sits on the mat.", "Feline, resting.", "GPU prices rose " * 30]
     tokens = tokens_of(folder, texts, inputs_of(repository))
     want = expected(folder, tokens, mean=True, normal=True)
