@@ -46,7 +46,7 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True)
 class DecoderDescription:
-    """What is to be known of a decoder besides its layers and its weights."""
+    """A decoder as far as it is not in its layers and its weights."""
 
     blocks: int
     hidden_size: int

@@ -31,7 +31,7 @@ class ExpertKeys:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """What the builder of graphs computes of a family, by comparison with `transformers`."""
+    """The limits of the builder of graphs for a family, found by comparison with `transformers`."""
 
     rotations: tuple[str, ...] = ("default",)
     """The types of rotary embeddings it computes."""
@@ -67,7 +67,7 @@ class ModelFamily:
     graph: GraphLimits | None = None
     """The limits of its graphs, which agents on a CPU need; None if none can be made."""
     no_graph: str = "the builder of graphs does not know it"
-    """Why none can be made, as a phrase."""
+    """The reason why none can be made, as a phrase."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Parts of tensor names in `transformers`, and what files have instead."""
 
@@ -230,4 +230,4 @@ REASONS = {
     "gemma3": "it reads pictures; its text model alone is a gemma3_text",
     "qwen3_next": "some of its layers have no attention",
 }
-"""Why a family is rejected, as a phrase, where there is more to say than its name."""
+"""The reasons why families are rejected, as phrases, where there is more to say than a name."""

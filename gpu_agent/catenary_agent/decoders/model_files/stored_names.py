@@ -27,7 +27,7 @@ class TensorPiece:
     expert: int | None = None
     """The expert whose matrix it is a part of; None for a whole tensor."""
     first_row: int = 0
-    """Where it begins in that matrix."""
+    """The row of that matrix at which it begins."""
 
 
 def pieces_of(
