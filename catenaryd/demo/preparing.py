@@ -42,7 +42,9 @@ def announce(root: Path, models: Sequence[str]) -> list[str]:
     Raises:
         Unavailable: There is not enough room on the disk.
     """
-    click.echo("Nothing is downloaded: models and photographs came with `make setup`, in wheels.")
+    click.echo(
+        "Nothing is downloaded: models and photographs came with the installation, in wheels."
+    )
     missing = [model for model in models if not is_prepared(root, model)]
     if not missing:
         click.echo(f"Nothing is to be prepared: {' and '.join(models)} are in {root}.")
