@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,6 +109,8 @@ def _work(root: Path, model: str) -> int:
     from catenaryd.local.supervisor import end_with_parent
 
     end_with_parent()
+    # Whoever is asked to end takes along what it has begun: the jail, and half a model.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     # Lines for the parent go where this process was told to print, all else into the log.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as lines:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
