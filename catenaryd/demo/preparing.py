@@ -21,7 +21,7 @@ import click
 from catenary_services.errors import CatenaryError, InternalError, Unavailable
 from catenary_services.models.model_repository import ModelRepository
 
-NEEDED_BYTES = {"efficientnet-lite0": 20_000_000, "smollm2-135m": 1_200_000_000}
+NEEDED_BYTES = {"efficientnet-lite0": 60_000_000, "smollm2-135m": 1_200_000_000}
 """Room that a prepared model takes on the disk, by its name."""
 _ONE_CORE = {"OMP_NUM_THREADS": "1"}
 
