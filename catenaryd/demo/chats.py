@@ -61,15 +61,13 @@ async def survive_a_kill(
 
 async def move(client: catenary.AsyncClient, expected: GenerationResult) -> bool:
     """Moves a chat while it streams; False unless it arrives, with the same tokens."""
-    since = time.monotonic()
     await _all_back(client)
-    waited = time.monotonic() - since
     screens.begin(
         5,
         "a session that moves while it streams",
-        f"""The agent that was killed is back: it was started again and has loaded its part
-        ({waited:.1f} s were left to wait). To empty an agent, or to spread the load, a running
-        session can be moved to another chain; its caches travel while it goes on.""",
+        """The agent that was killed is back: it was started again, and has loaded its part. To
+        empty an agent, or to spread the load, a running session can be moved to another chain:
+        its caches travel while it goes on.""",
     )
     moves: list[asyncio.Task[SessionMove]] = []
 

@@ -89,7 +89,7 @@ async def _started(data_dir: Path) -> AsyncIterator[LocalCluster]:
         if plans.VISION_MODEL in preparations:
             await preparations[plans.VISION_MODEL]
         cluster = _cluster(data_dir)
-        tell("starting redis, a scheduler, a gateway and six agents")
+        tell(f"starting redis, a scheduler, a gateway and {len(cluster.agent_ids())} agents")
         facts = await cluster.start()
         tell(f"the cluster is up; its dashboard: {facts['http']}/")
         if plans.CHAT_MODEL in preparations:
@@ -151,9 +151,7 @@ def _say_where(facts: dict[str, object], *, keep: bool) -> None:
     screens.begin(
         6,
         "look around",
-        "The dashboard shows what runs where, the book, every request's waterfall, the sessions."
-        if keep
-        else "With --keep the cluster stays until Ctrl-C, and so does its dashboard.",
+        "The dashboard shows what runs where, the book, every request's waterfall, the sessions.",
     )
     if keep:
         screens.show(
@@ -166,7 +164,10 @@ def _say_where(facts: dict[str, object], *, keep: bool) -> None:
             "Ctrl-C stops it."
         )
     else:
-        screens.show(f"dashboard   {facts['http']}/ (now gone)\nto keep it  catenaryd demo --keep")
+        screens.show(
+            f"dashboard   {facts['http']}/ while this runs\n"
+            "to keep it  make demo KEEP=1, or catenaryd demo --keep"
+        )
 
 
 @click.command()

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import click
 from catenary_services.errors import CatenaryError, InternalError, Unavailable
 from catenary_services.models.model_repository import ModelRepository
 
-NEEDED_BYTES = {"efficientnet-lite0": 20_000_000, "smollm2-135m": 1_200_000_000}
+NEEDED_BYTES = {"efficientnet-lite0": 60_000_000, "smollm2-135m": 1_200_000_000}
 """Room that a prepared model takes on the disk, by its name."""
 _ONE_CORE = {"OMP_NUM_THREADS": "1"}
 
@@ -42,7 +43,9 @@ def announce(root: Path, models: Sequence[str]) -> list[str]:
     Raises:
         Unavailable: There is not enough room on the disk.
     """
-    click.echo("Nothing is downloaded: models and photographs came with `make setup`, in wheels.")
+    click.echo(
+        "Nothing is downloaded: models and photographs came with the installation, in wheels."
+    )
     missing = [model for model in models if not is_prepared(root, model)]
     if not missing:
         click.echo(f"Nothing is to be prepared: {' and '.join(models)} are in {root}.")
@@ -106,6 +109,8 @@ def _work(root: Path, model: str) -> int:
     from catenaryd.local.supervisor import end_with_parent
 
     end_with_parent()
+    # Whoever is asked to end takes along what it has begun: the jail, and half a model.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     # Lines for the parent go where this process was told to print, all else into the log.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as lines:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from catenaryd.demo.preparing import NEEDED_BYTES
 from cluster_harness import ROOT, environment
 from language_model import install
 
@@ -74,6 +75,9 @@ def test_every_screen_is_as_it_should_be_and_the_cluster_stays(tmp_path: Path) -
     assert told.count("none is missing") == 2
     assert "SLO_UNATTAINABLE after" in told
     assert "DIFFER" not in told
+    files = (tmp_path / "models").rglob("*")
+    taken = sum(each.stat().st_size for each in files if each.is_file())
+    assert 0.8 < taken / sum(NEEDED_BYTES.values()) < 1.1, "what was said of room on the disk"
     assert len(children) >= 9
     psutil.wait_procs(children, 30)
     assert [each for each in children if each.is_running()] == []

@@ -253,11 +253,12 @@ def _padded(
         # Rows after a session's end may be NaN, and 0 * NaN is not 0.
         part.masked_fill_(~seen[:, :, None, None], 0)
         gathered.append(part.transpose(1, 2))
+    keys, values = gathered
     if cap is not None or sinks is not None:
-        return by_formula(query[:, :, None], *gathered, seen[:, None], how)[:, :, 0]
-    grouped = query.reshape(len(sessions), gathered[0].shape[1], -1, query.shape[2])
+        return by_formula(query[:, :, None], keys, values, seen[:, None], how)[:, :, 0]
+    grouped = query.reshape(len(sessions), keys.shape[1], -1, query.shape[2])
     result = functional.scaled_dot_product_attention(
-        grouped, gathered[0], gathered[1], attn_mask=seen[:, None, None, :], scale=scaling
+        grouped, keys, values, attn_mask=seen[:, None, None, :], scale=scaling
     )
     return result.reshape(query.shape)
 

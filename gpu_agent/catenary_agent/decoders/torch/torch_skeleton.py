@@ -92,10 +92,10 @@ def skeleton(folder: Path, dtype: torch.dtype, what: str) -> DecoderSkeleton:
     _check_parts(model, described, what)
     # Both are multiplied, and the head may be tied to an embedding that is not here: plain modules,
     # whose weights are set when they are loaded.
-    shape = (config.vocab_size, config.hidden_size)
+    words, hidden = config.vocab_size, config.hidden_size
     with torch.device("meta"):
-        model.model.embed_tokens = torch.nn.Embedding(*shape, dtype=dtype)
-        model.lm_head = torch.nn.Linear(*reversed(shape), bias=False, dtype=dtype)
+        model.model.embed_tokens = torch.nn.Embedding(words, hidden, dtype=dtype)
+        model.lm_head = torch.nn.Linear(hidden, words, bias=False, dtype=dtype)
     model.requires_grad_(False).eval()
     return DecoderSkeleton(facts, described, FAMILIES[facts["model_type"]], stored, model)
 
