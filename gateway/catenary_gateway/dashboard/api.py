@@ -153,11 +153,8 @@ class Dashboard:
 
     def _sent_json(self, request: web.Request, answer: JsonDocument) -> web.Response:
         age_ms = (self._answers.clock() - answer.made_ns) // 1_000_000
-        headers = {**_NEVER_KEPT, AGE_HEADER: str(age_ms), "Vary": "Accept-Encoding"}
-        packed = bool(answer.packed) and "gzip" in request.headers.get("Accept-Encoding", "")
-        if packed:
-            headers["Content-Encoding"] = "gzip"
-        body = answer.packed if packed else answer.body
+        headers = {**_NEVER_KEPT, AGE_HEADER: str(age_ms)}
+        body = _body_for(request, answer.body, answer.packed, headers)
         return web.Response(body=body, headers=headers, content_type="application/json")
 
     def _authorize(self, request: web.Request) -> None:
@@ -209,14 +206,24 @@ def _request_id(request: web.Request) -> str:
 
 def _sent(request: web.Request, asset: files.Asset) -> web.Response:
     # The browser asks for each file again and mostly gets 304 without a body, so that files of
-    # two versions never mix.
-    headers = {"Cache-Control": "no-cache", "ETag": f'"{asset.etag}"'}
+    # two versions never mix. The tag is a weak one: packed and plain files have the same.
+    headers = {"Cache-Control": "no-cache", "ETag": f'W/"{asset.etag}"'}
     known = request.if_none_match or ()
     if any(each.value in (asset.etag, "*") for each in known if isinstance(each, ETag)):
         return web.Response(status=304, headers=headers)
+    body = _body_for(request, asset.body, asset.packed, headers)
     return web.Response(
-        body=asset.body, headers=headers, content_type=asset.content_type, charset="utf-8"
+        body=body, headers=headers, content_type=asset.content_type, charset="utf-8"
     )
+
+
+def _body_for(request: web.Request, body: bytes, packed: bytes, headers: dict[str, str]) -> bytes:
+    """Returns the form of a body that the caller takes, and adds the headers that name it."""
+    headers["Vary"] = "Accept-Encoding"
+    if not packed or "gzip" not in request.headers.get("Accept-Encoding", ""):
+        return body
+    headers["Content-Encoding"] = "gzip"
+    return packed
 
 
 async def _secure(request: web.Request, response: web.StreamResponse) -> None:

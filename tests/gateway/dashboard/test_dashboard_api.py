@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import ssl
 import time
@@ -17,7 +18,7 @@ import aiohttp
 import grpc
 import pytest
 
-from catenary_gateway.dashboard import local_facts
+from catenary_gateway.dashboard import files, local_facts
 from catenary_gateway.dashboard.answers import DocumentCache
 from catenary_gateway.dashboard.api import AGE_HEADER
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2
@@ -196,6 +197,22 @@ async def test_the_page_and_its_assets_are_public_and_hold_to_their_origin(
         ):
             async with session.get(path) as response:
                 assert response.status == 404, path
+
+
+async def test_the_page_is_sent_compressed_to_those_who_take_it(running: Stage) -> None:
+    async with aiohttp.ClientSession(f"http://{running.http}", auto_decompress=False) as session:
+        sizes = Counter[str]()
+        for name in files.load():
+            for encoding in ("gzip", "identity"):
+                path, taken = f"/dashboard/assets/{name}", {"Accept-Encoding": encoding}
+                async with session.get(path, headers=taken) as response:
+                    body = await response.read()
+                    assert response.headers["Vary"] == "Accept-Encoding"
+                    assert response.headers.get("Content-Encoding", "identity") == encoding
+                plain = gzip.decompress(body) if encoding == "gzip" else body
+                assert plain == files.load()[name].body
+                sizes[encoding] += len(body)
+    assert sizes["gzip"] < 0.5 * sizes["identity"]
 
 
 async def test_data_needs_the_scope_view_or_admin(tmp_path: Path) -> None:

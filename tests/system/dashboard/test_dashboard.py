@@ -310,7 +310,7 @@ async def test_a_visitor_asks_both_models(
     load.go()
     name = f"visitor-{size['width']}"
     photograph = sample_photographs()["chelsea"]
-    async with open_tab(cluster.http, size=size, inside=False) as tab:
+    async with open_tab(cluster.http, size=size, motion=False, inside=False) as tab:
         await tab.until(LOADED, "the first answer")
         await tab.until("!document.getElementById('chat').hidden", "the language model")
         await tab.until("document.querySelectorAll('#hour-charts .line').length === 8", "the hour")

@@ -1,5 +1,6 @@
 // The map: machines, the agents on them, and the chains that hang between these.
 
+import { isInside } from "./depth.js";
 import { attribute, byId, h, keyed, meter, text } from "./dom.js";
 import { byName, bytes, digits, ofBytes, percent } from "./format.js";
 import { colourOf } from "./palette.js";
@@ -104,7 +105,8 @@ export class ClusterMap {
       const queued = agent.batches ? `${agent.batches} ${agent.batches === 1 ? "batch" : "batches"}` : "";
       const against = agent.impairments.map((each) => each.kind.replace("_", " ")).join(", ");
       const coming = (agent.fetches || []).map(fetching);
-      const figures = [...coming, slow ? `${digits(slow)}× booked time` : "", queued, against];
+      const late = isInside() ? slow && `${digits(slow)}× booked time` : slow > 1.25 && "slower than planned";
+      const figures = [...coming, late, isInside() && queued, against];
       text(drift, figures.filter(Boolean).join(" · "));
       attribute(drift, "data-tone", slow > 1.25 || against ? "bad" : null);
       attribute(drift, "title", agent.impairments.map((each) => each.why).join("; ") || null);

@@ -50,7 +50,7 @@ export function showTiles(feeds) {
     const { arrived, part, share } = sumOf(gateway);
     const tone = gone || (share < 0.99 ? (share < 0.9 ? "bad" : "warn") : null);
     tiles.push(
-      [inside ? "Good, 5 minutes" : "In time, 5 minutes", arrived ? `${part("good")} of ${count(arrived)}` : "–", tone],
+      inside ? ["Good, 5 minutes", arrived ? `${part("good")} of ${count(arrived)}` : "–", tone] : ["Answered in time", part("good"), tone],
       ["Late or failed", part("late"), gone],
       ["Refused", part("refused"), gone],
       [inside ? "Requests in flight" : "Being answered", count(gateway.requests_in_flight), gone],
