@@ -266,7 +266,7 @@ def _check(model: ir.Model, file: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What was met on the way back from the outputs of a part to its inputs."""
+    """The values and nodes met on the way back from the outputs of a part to its inputs."""
 
     needed: set[str]
     """The inputs that the part needs."""

@@ -21,6 +21,7 @@ SLOW_FOLDERS = (
     "deploy",
     "docs",
     "gpu_agent/decoders",
+    "gpu_agent/encoders",
     "gpu_agent/executors",
     "gpu_agent/kv",
     "gpu_agent/partitioning",
