@@ -39,7 +39,7 @@ _WITHOUT_EFFECT = keys_in(
 )
 """Keys that change no number. Files are read by names and shapes, and `quantization_config` is
 checked where it is read."""
-_OFF = (None, False, "", [], {})
+_OFF: tuple[Any, ...] = (None, False, "", [], {})
 _TOKENS = ("_token_id", "_token_ids")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, 1.0),
