@@ -281,7 +281,7 @@ def _walk(source: OnnxModel, inputs: Sequence[TensorSpec], wanted: Sequence[str]
     places: dict[str, tuple[ir.Value, int]] = {}
     for spec in inputs:
         for axis, name in enumerate(_size_names(values[spec.name])):
-            if name in source.named_sizes and spec.shape[axis] == ANY:
+            if name in source.named_sizes:
                 places.setdefault(name, (values[spec.name], axis))
     walk = _Walk(set(), [])
     seen: set[ir.Value] = set()

@@ -167,7 +167,7 @@ def _check_all_read(shapes: Mapping[str, tuple[int, ...]], read: set[str], block
         layer = name.removeprefix(_LAYERS).split(".")[0]
         within = name.startswith(_LAYERS) and layer.isdecimal() and int(layer) < blocks
         if within and _ANGLES not in name:
-            raise InvalidInput(name, "is in the model's files, but its configuration has no use")
+            raise InvalidInput(name, "is in its files, and the configuration has no use for it")
 
 
 def _check_parts(model: Any, described: DecoderDescription, what: str) -> None:
