@@ -105,11 +105,11 @@ class OnnxModel:
     def _sizes_behind(self, value: ir.Value, data: set[ir.Value]) -> set[str]:
         """Returns the names of the sizes that a value is computed of, unless it is data."""
         found: set[str] = set()
-        seen = set(data)
+        seen: set[ir.Value] = set()
         stack = [value]
         while stack:
             each = stack.pop()
-            if each in seen:
+            if each in seen or each in data:
                 continue
             seen.add(each)
             node = each.producer()

@@ -253,11 +253,11 @@ def _size_read(node: fx.Node) -> str | None:
 def _sizes_behind(node: fx.Node, data: set[fx.Node]) -> set[str]:
     """Returns the sizes that are read from tensors in order to compute a node from its data."""
     found: set[str] = set()
-    seen = set(data)
+    seen: set[fx.Node] = set()
     stack = list(node.all_input_nodes)
     while stack:
         source = stack.pop()
-        if source in seen:
+        if source in seen or source in data:
             continue
         seen.add(source)
         size = _size_read(source)
