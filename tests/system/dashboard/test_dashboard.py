@@ -23,8 +23,8 @@ import pytest
 import catenary
 import figures
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.plans import demo_placement
 from catenaryd.demo.models import ensure_model
+from catenaryd.demo.plans import demo_placement
 from cluster_harness import MODEL, RunningCluster, running_cluster
 from deployed.browser import PHONE, Tab, binary, open_tab
 from language_model import MODEL as LANGUAGE_MODEL

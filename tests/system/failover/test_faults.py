@@ -18,9 +18,9 @@ import pytest
 
 import catenary
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.plans import demo_placement
 from catenaryd.demo.demo_models import preprocess, sample_photographs
 from catenaryd.demo.models import ensure_model
+from catenaryd.demo.plans import demo_placement
 from cluster_harness import MODEL, RunningCluster, running_cluster
 
 pytestmark = pytest.mark.system
