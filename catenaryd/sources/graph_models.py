@@ -6,6 +6,7 @@ The file is probed, cut and timed in the jail (`catenary_agent.preparing.prepare
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from catenary_agent.preparing.prepare import prepare_model
@@ -51,7 +52,10 @@ def import_graph(
             raise InvalidInput("file", f"{source.name!r} has other characters than letters, . _ -")
         if not source.resolve().is_relative_to(folder.resolve()):
             raise InvalidInput("file", f"{file.path} is a symbolic link out of its folder")
-        link_or_copy(source, target / source.name)
+        if file.path == chosen.main:
+            link_or_copy(source, target / source.name)
+        else:  # weights beside a graph that are hard links are refused: they may be anybody's
+            shutil.copyfile(source, target / source.name)
     manifest = ModelManifest(
         key=key,
         platform=_PLATFORMS[chosen.form],

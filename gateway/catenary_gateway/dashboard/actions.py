@@ -73,13 +73,26 @@ ACTIONS: Mapping[str, OperatorAction] = MappingProxyType(
             "DrainAgent",
             admin_pb2.DrainAgentRequest,
             "Nothing begins on the agent any more, and its running sessions move to other chains. "
-            "It is used again when its process is restarted.",
+            "It is used again when it is undrained, or its process restarted.",
+            ("agent_id",),
+        ),
+        "undrain": OperatorAction(
+            "UndrainAgent",
+            admin_pb2.UndrainAgentRequest,
+            "The agent is used again: the next plan has it.",
             ("agent_id",),
         ),
         "deploy": OperatorAction(
             "DeployModel",
             admin_pb2.DeployModelRequest,
             "The model of the repository is served besides those that are, on the same devices.",
+            ("model",),
+            ("version",),
+        ),
+        "undeploy": OperatorAction(
+            "UndeployModel",
+            admin_pb2.UndeployModelRequest,
+            "The model is served no longer. Requests that run are finished; its files stay.",
             ("model",),
             ("version",),
         ),
