@@ -121,11 +121,10 @@ def pull(source: str, steps: bool, as_json: bool, **options: Any) -> None:
 def import_model(source: str, as_json: bool, **options: Any) -> None:
     """Imports the language model at SOURCE under a name of your own, and prints its sizes.
 
-    The same as `pull` with --name and --version. Llama 2 and 3, Mistral, Qwen 2 and 3 and what is
-    built like them (SmolLM2); for GPUs alone also Phi 3, OLMo 2, StarCoder 2, GLM 4, SmolLM3,
-    Ministral, Seed-OSS, Granite and Command R. A folder needs config.json, tokenizer.json and
-    safetensors; its weights are linked or copied as they are. Agents on a CPU need a graph, which
-    takes a float32 copy and a while.
+    The same as `pull` with --name and --version. docs/families.md lists the families that agents
+    on GPUs and on CPUs run. A folder needs config.json, tokenizer.json and safetensors; its weights
+    are linked or copied as they are. Agents on a CPU need a graph, which takes a float32 copy and a
+    while.
 
     Example: catenaryd import-model Llama-3.1-8B-Instruct --name llama --target gpu
     """
