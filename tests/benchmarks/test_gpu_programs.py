@@ -185,6 +185,8 @@ THERE = {
     "aiohttp",
     "click",
     "filelock",
+    "fsspec",
+    "huggingface-hub",
     "jinja2",
     "numpy",
     "pygments",

@@ -50,7 +50,7 @@ async def test_grpc_describes_server_and_models(running: Stage) -> None:
             assert states["toy"] == ("READY", "")
             assert states["cold"] == ("UNAVAILABLE", "model.yaml is wrong")
             client.load_model("toy")
-            with pytest.raises(InferenceServerException, match="apply a plan"):
+            with pytest.raises(InferenceServerException, match="catenary undeploy"):
                 client.unload_model("toy")
 
     await in_thread(look)

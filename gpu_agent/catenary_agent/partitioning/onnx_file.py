@@ -11,8 +11,13 @@ from catenary_services.content.making import is_recorded_name
 from catenary_services.errors import InvalidInput
 
 
-def read_onnx(path: Path) -> ir.Model:
+def read_onnx(path: Path, *, takes_links: bool = False) -> ir.Model:
     """Returns the model in a file; weights in other files stay there until they are read.
+
+    Args:
+        path: The file.
+        takes_links: Whether weights may lie in a hard link, which `onnx_ir` does not read: for
+            graphs whose weights are read by others.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -29,11 +34,11 @@ def read_onnx(path: Path) -> ir.Model:
         ir.external_data.set_base_dir(function.graph, path.parent)
     folder = path.parent.resolve()
     for tensor in external_tensors(model):
-        _check_place(path, folder, tensor)
+        _check_place(path, folder, tensor, takes_links=takes_links)
     return model
 
 
-def _check_place(path: Path, folder: Path, tensor: ir.ExternalTensor) -> None:
+def _check_place(path: Path, folder: Path, tensor: ir.ExternalTensor, *, takes_links: bool) -> None:
     location = str(tensor.location)
     wants = f"wants weights from {location!r}"
     file = (folder / location).resolve()
@@ -41,7 +46,7 @@ def _check_place(path: Path, folder: Path, tensor: ir.ExternalTensor) -> None:
         raise InvalidInput(path.name, f"{wants}, outside its folder")
     if not file.is_file():
         raise InvalidInput(path.name, f"{wants}, which is missing")
-    if file.stat().st_nlink > 1:
+    if file.stat().st_nlink > 1 and not takes_links:
         raise InvalidInput(path.name, f"{wants}, which is a hard link: copy the file instead")
     if not is_recorded_name(PurePosixPath(location)):
         raise InvalidInput(path.name, f"{wants}, but files of such names are not recorded")

@@ -81,7 +81,7 @@ def test_what_is_to_be_prepared_is_said_with_its_size(
     assert preparing.announce(tmp_path / "models", models) == list(models)
     told = capsys.readouterr().out
     assert "efficientnet-lite0 and smollm2-135m" in told
-    assert "1.2 GB" in told
+    assert "1.3 GB" in told
 
 
 def test_a_full_disk_is_said_before_anything_is_prepared(

@@ -56,10 +56,14 @@ async def test_an_import_whose_caller_goes_away_ends_and_keeps_what_came(
     mirror.breaks["a.gguf"] = [100_000, 1_000_000]  # the first bytes show how fast it is
     mirror.stalls.add("a.gguf")
     importer = ChildImporter(tmp_path / "models", KINDS)
+
+    def partial() -> list[Path]:
+        return list((tmp_path / "models" / DOWNLOADS_FOLDER).rglob("a.gguf"))
+
     async with contextlib.aclosing(importer.bring(order(mirror))) as steps:
         seen = asyncio.ensure_future(anext(steps))
         async with asyncio.timeout(120):
-            while mirror.sent["a.gguf"] < 100_000:
+            while not any(path.stat().st_size for path in partial()):
                 await asyncio.sleep(0.05)
         assert len(children()) == 1
         with pytest.raises(Overloaded, match=r"hf:org/tiny is being imported"):
@@ -67,9 +71,9 @@ async def test_an_import_whose_caller_goes_away_ends_and_keeps_what_came(
         seen.cancel()
         await asyncio.gather(seen, return_exceptions=True)
     assert children() == []
-    partial = list((tmp_path / "models" / DOWNLOADS_FOLDER).rglob("a.gguf"))
-    assert [path.stat().st_size for path in partial] == [100_000]
-    assert partial[0].parent.name == "partial"
+    (kept,) = partial()
+    assert 0 < kept.stat().st_size <= 100_000
+    assert kept.parent.name == "partial"
 
 
 async def test_the_error_of_a_child_is_raised_as_what_it_is(

@@ -127,7 +127,7 @@ def angle_bytes(folder: Path) -> int:
 
 def _load(folder: Path) -> ir.Model:
     try:
-        return read_onnx(folder / GRAPH_FILE)
+        return read_onnx(folder / GRAPH_FILE, takes_links=True)
     except FileNotFoundError:
         raise InvalidInput(folder.name, f"has no {GRAPH_FILE}: import the model again") from None
 

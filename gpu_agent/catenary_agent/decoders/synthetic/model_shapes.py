@@ -75,7 +75,7 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 SHAPES: Mapping[str, dict[str, Any]] = {
-    "tiny": _model("llama", 64, 128, 4, 4, 2, 512, 512, 1e4),
+    "tiny": _model("llama", 64, 128, 4, 4, 2, 512, 4096, 1e4),
     "smollm2-135m": _model("llama", 576, 1536, 30, 9, 3, 49152, 8192, 1e5, tied=True),
     "smollm2-360m": _model("llama", 960, 2560, 32, 15, 5, 49152, 8192, 1e5, tied=True),
     "smollm2-1.7b": _model("llama", 2048, 8192, 24, 32, 32, 49152, 8192, 1.3e5, tied=True),
