@@ -1,12 +1,11 @@
 """A model from elsewhere becomes a version: listed, checked, fetched, imported in the jail.
 
-What a repository shows is whole: files are fetched below `.downloads`, the version is made in a
-hidden folder, and a rename makes it visible.
+What a repository shows is whole: files are fetched below `.downloads`, and the version is made
+aside (`catenary_services.models.staging`).
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import Unavailable
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.models.source_record import SOURCE_FORMAT, SourceFileRecord, SourceRecord
+from catenary_services.models.staging import staged
 from catenaryd.sources.choosing import ChosenFiles, ModelForm, choose
 from catenaryd.sources.downloads import Download, sweep
 from catenaryd.sources.graph_models import USUAL_SLO_NS, import_graph
@@ -154,31 +154,24 @@ class ModelImport:
         return records
 
     def _make(self, folder: Path, files: dict[str, SourceFileRecord]) -> None:
-        """Makes the version in a hidden folder, and shows it when it is whole."""
-        root, key, chosen = self.repository.root, self.key, self.chosen
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".importing-", dir=root) as scratch:
-            made = ModelRepository(Path(scratch))
-            made.root.chmod(0o755)  # the jail's user, if it has one of its own, reads in there
+        """Makes the version of the files in a folder, and shows it when it is whole."""
+        key, chosen, source = self.key, self.chosen, self.listing.source
+        record = SourceRecord(
+            SOURCE_FORMAT, source.text, self.listing.revision, source.revision, files
+        )
+        slo_ns = self.options.slo_ns or USUAL_SLO_NS
+        with staged(self.repository, key) as made:
             if chosen.form is ModelForm.SAFETENSORS and is_encoder(folder):
-                options = EncoderOptions(slo_ns=self.options.slo_ns or USUAL_SLO_NS)
-                import_encoder(made, folder, key, options, self._importing)
+                import_encoder(made, folder, key, EncoderOptions(slo_ns=slo_ns), self._importing)
             elif chosen.form in (ModelForm.SAFETENSORS, ModelForm.GGUF):
                 place = folder / chosen.main if chosen.form is ModelForm.GGUF else folder
                 import_decoder(made, place, key, self._decoder_options(), self._importing)
             else:
                 self._importing("cutting it into blocks")
-                import_graph(made, folder, chosen, key, self.options.slo_ns or USUAL_SLO_NS)
-            listed = self.listing
-            asked = listed.source.revision
-            made.write_source(
-                key, SourceRecord(SOURCE_FORMAT, listed.source.text, listed.revision, asked, files)
-            )
-            target = self.repository.folder(key)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.exists():
-                raise Unavailable(f"{key} was imported by somebody else meanwhile")
-            made.folder(key).rename(target)
+                import_graph(made, folder, chosen, key, slo_ns)
+            made.write_source(key, record)
+        if self.repository.source(key) != record:
+            raise Unavailable(f"{key} was imported by somebody else meanwhile")
 
     def _importing(self, text: str) -> None:
         self._step(ImportPhase.IMPORTING, text)

@@ -24,6 +24,7 @@ from catenary_services.content.hashing import digests
 from catenary_services.content.record import SHOWN_DIGITS
 from catenary_services.errors import ContentMismatch, Unavailable
 from catenary_services.models.source_record import SourceFileRecord
+from catenary_services.models.staging import STAGING_PREFIX, link_or_copy
 from catenaryd.sources.listing import ListedFile, SourceListing
 
 DOWNLOADS_FOLDER = ".downloads"
@@ -31,7 +32,6 @@ KEPT_S = 7 * 86_400.0
 _PIECE_BYTES = 1 << 20
 _PUBLIC_MODE = 0o644
 _READABLE = 0o444
-_WRITABLE_BY_OTHERS = 0o022
 
 Progress = Callable[[ListedFile, int], None]
 """Called with a file and a number of bytes of it that came."""
@@ -123,7 +123,7 @@ class Download:
         return came / max(1e-6, time.monotonic() - started)
 
     def drop(self) -> None:
-        """Removes the folder."""
+        """Removes the files and what came of others, once the model is imported."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _append(self, file: ListedFile, partial: Path, progress: Progress) -> None:
@@ -177,29 +177,9 @@ class _EnoughError(Exception):
     """Ends a transfer that was begun to see how fast it is."""
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Makes a file of a source appear at a place: as a link if the two may share it, else a copy.
-
-    They may if the file is this user's, readable by all and writable by nobody else.
-    """
-    status = source.stat()
-    bits = status.st_mode & (_READABLE | _WRITABLE_BY_OTHERS)
-    is_shared = status.st_uid == os.geteuid() and bits == _READABLE
-    if is_shared:
-        try:
-            os.link(source.resolve(), target)
-        except OSError:  # another file system, or one without links
-            pass
-        else:
-            return
-    with source.open("rb") as file, target.open("xb") as copy:
-        os.fchmod(copy.fileno(), _PUBLIC_MODE)
-        shutil.copyfileobj(file, copy, _PIECE_BYTES)
-
-
 def sweep(root: Path, now_s: float) -> None:
     """Removes downloads, and halves of imports that were killed, which nobody came back for."""
-    left = [*(root / DOWNLOADS_FOLDER).glob("*"), *root.glob(".importing-*")]
+    left = [*(root / DOWNLOADS_FOLDER).glob("*"), *root.glob(f"{STAGING_PREFIX}*")]
     for folder in left:
         try:
             is_old = now_s - folder.stat().st_mtime > KEPT_S

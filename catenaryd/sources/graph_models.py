@@ -6,7 +6,6 @@ The file is probed, cut and timed in the jail (`catenary_agent.preparing.prepare
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 from catenary_agent.preparing.prepare import prepare_model
@@ -14,8 +13,8 @@ from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, 
 from catenary_services.domain.model import ModelManifest
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
+from catenary_services.models.staging import link_or_copy
 from catenaryd.sources.choosing import ChosenFiles, ModelForm
-from catenaryd.sources.downloads import link_or_copy
 
 USUAL_SLO_NS: Nanoseconds = 1000 * NANOSECONDS_PER_MILLISECOND
 USUAL_MAX_BATCH = 16
@@ -52,10 +51,8 @@ def import_graph(
             raise InvalidInput("file", f"{source.name!r} has other characters than letters, . _ -")
         if not source.resolve().is_relative_to(folder.resolve()):
             raise InvalidInput("file", f"{file.path} is a symbolic link out of its folder")
-        if file.path == chosen.main:
-            link_or_copy(source, target / source.name)
-        else:  # weights beside a graph that are hard links are refused: they may be anybody's
-            shutil.copyfile(source, target / source.name)
+        # Weights beside a graph that are hard links are refused.
+        link_or_copy(source, target / source.name, copies=file.path != chosen.main)
     manifest = ModelManifest(
         key=key,
         platform=_PLATFORMS[chosen.form],

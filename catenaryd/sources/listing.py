@@ -20,7 +20,7 @@ Told = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One file of a source."""
+    """A file that a source offers, with the size and the digests that the source states."""
 
     path: str
     size: int

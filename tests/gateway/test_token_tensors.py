@@ -82,7 +82,7 @@ async def test_rows_are_the_tokens_of_each_text_in_the_order_of_their_lengths(
         mask = made.inputs["attention_mask"][row]
         assert mask.tolist() == [1] * size + [0] * (len(mask) - size)
     answer = InferenceResponse(made.model, "id", (order.astype(np.float32),))
-    whole = in_order_of_texts(answer, order, asked)
+    whole = in_order_of_texts(answer, order, asked.model)
     assert whole.model is model
     assert whole.outputs[0].tolist() == list(range(len(texts)))
 

@@ -70,7 +70,7 @@ class ImportView:
             self._bar.stop()
 
     def show(self, step: StepView) -> None:
-        """Shows a step."""
+        """Shows a step of the import: in the bar on a terminal, as a line elsewhere."""
         if step.phase == "fetching":
             self._transfer(step)
         elif step.phase in ("listed", "importing") and step.text and step.text != self._said:

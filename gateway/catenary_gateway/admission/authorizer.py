@@ -206,13 +206,10 @@ class AdmittedInference(ConcurrencyPermit):
             Overloaded: The model cannot answer more in time.
             CatenaryError: The data plane has no answer.
         """
-        if not self.model.given:
-            return await self._infer(request, arrival)
-        codec = await self._codecs.of(self.model.key)
-        tokens, order = await with_tokens(request, codec.tokenizer)
-        return in_order_of_texts(await self._infer(tokens, arrival), order, request)
-
-    async def _infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
+        order = None
+        if self.model.given:
+            codec = await self._codecs.of(self.model.key)
+            request, order = await with_tokens(request, codec.tokenizer)
         left_ns = arrival.monotonic_ns + budget_of(request, arrival) - time.monotonic_ns()
         request, fair_permit = self._authorizer.admit_inference(self._principal, request, left_ns)
         self._is_submitted = True
@@ -223,7 +220,7 @@ class AdmittedInference(ConcurrencyPermit):
             raise
         fair_permit.answered()
         self.admission.learn(time.monotonic_ns() - arrival.monotonic_ns)
-        return response
+        return response if order is None else in_order_of_texts(response, order, self.model)
 
     def __exit__(
         self,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
+from catenary_gateway.catalog import Model
 from catenary_gateway.inference import InferenceRequest, InferenceResponse, Tensor
 from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NoActivePlan
@@ -34,7 +35,7 @@ async def with_tokens(
 ) -> tuple[InferenceRequest, NDArray[np.int64]]:
     """Returns a request of texts as one of tokens, and the text of each of its rows.
 
-    Tokens are made on a thread, which the library does without the interpreter's lock.
+    Tokens are made on a thread, for the most part without the interpreter's lock.
 
     Raises:
         InvalidInput: A text is too long, or the texts are too many.
@@ -50,7 +51,37 @@ async def with_tokens(
         if len(element) > LONGEST_TEXT_BYTES:
             text = f"row {index} has {len(element)} bytes; at most {LONGEST_TEXT_BYTES} may be"
             raise InvalidInput(model.inputs[0].name, text)
-    made = await asyncio.to_thread(_tokens, tokenizer, texts.tolist(), model.text_tokens)
+    inputs, lengths, order = await asyncio.to_thread(_inputs_of, tokenizer, texts.tolist(), model)
+    tokens = msgspec.structs.replace(
+        request,
+        model=replace(model, inputs=model.given, given=()),
+        inputs=inputs,
+        row_sizes=tuple(lengths[order].tolist()),
+    )
+    return tokens, order
+
+
+def in_order_of_texts(
+    response: InferenceResponse, order: NDArray[np.int64], model: Model
+) -> InferenceResponse:
+    """Returns the answer to a request of tokens as that to one of texts."""
+    outputs = []
+    for rows in response.outputs:
+        own = np.empty_like(rows)
+        own[order] = rows
+        outputs.append(own)
+    return msgspec.structs.replace(response, model=model, outputs=tuple(outputs))
+
+
+def _inputs_of(
+    tokenizer: Tokenizer, texts: Sequence[bytes], model: Model
+) -> tuple[dict[str, Tensor], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the inputs made of texts, the lengths of these in tokens, and the order of the rows.
+
+    Raises:
+        InvalidInput: The texts are too many.
+    """
+    made = _tokens(tokenizer, texts, model.text_tokens)
     lengths = np.array([len(each) for each in made], np.int64)
     longest = int(lengths.max())
     if longest * len(lengths) > MOST_TOKENS:
@@ -58,25 +89,7 @@ async def with_tokens(
         raise InvalidInput(model.inputs[0].name, text)
     order = np.argsort(lengths, kind="stable")
     ordered = [made[index] for index in order]
-    tokens = msgspec.structs.replace(
-        request,
-        model=replace(model, inputs=model.given, given=()),
-        inputs={spec.name: _tensor(spec, ordered, longest) for spec in model.given},
-        row_sizes=tuple(lengths[order].tolist()),
-    )
-    return tokens, order
-
-
-def in_order_of_texts(
-    response: InferenceResponse, order: NDArray[np.int64], request: InferenceRequest
-) -> InferenceResponse:
-    """Returns the answer to tokens as that to the request of texts."""
-    outputs = []
-    for rows in response.outputs:
-        own = np.empty_like(rows)
-        own[order] = rows
-        outputs.append(own)
-    return msgspec.structs.replace(response, model=request.model, outputs=tuple(outputs))
+    return {spec.name: _tensor(spec, ordered, longest) for spec in model.given}, lengths, order
 
 
 def _tokens(tokenizer: Tokenizer, texts: Sequence[bytes], most: int) -> list[Encoding]:

@@ -13,7 +13,6 @@ complete, so that no process sees half a model. It then has
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.orders import JailLimits
 from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.models.model_repository import ModelRepository
+from catenary_services.models.staging import staged
 
 _LIBRARIES = ("torch", "transformers", "onnxscript", "safetensors")
 _GIBI = 1 << 30
@@ -89,23 +89,12 @@ def import_encoder(
         InvalidInput: The source is no such model, or its family is not supported.
         NotSupported: Libraries are missing.
     """
-    target = repository.folder(key)
-    if not target.exists():
+    if not repository.folder(key).exists():
         _check_libraries()
         if not (source / "config.json").is_file():
             raise InvalidInput("source", f"{source} is no folder with a config.json")
-        repository.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".importing-", dir=repository.root) as scratch:
-            made = ModelRepository(Path(scratch))
+        with staged(repository, key) as made:
             _bring_in(made, source, key, options, progress)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                made.folder(key).rename(target)
-            except OSError:
-                # If another import finished first the target exists; anything else is a real
-                # failure.
-                if not target.exists():
-                    raise
     return repository.block_table(key)
 
 

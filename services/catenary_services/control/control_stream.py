@@ -285,7 +285,7 @@ class SchedulerEnd(Generic[Pack]):
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def received(self, kind: MessageKind, data: bytes) -> None:
-        """Takes in a pack."""
+        """Hands the messages of a pack that has arrived whole to the handler."""
         try:
             if kind is not MessageKind.PACK:
                 raise InvalidInput("prefix.kind", f"unexpected {kind.name}")

@@ -32,7 +32,7 @@ class PendingChunk:
 
     version: FetchedVersion
     name: str
-    """The path of its file."""
+    """The path of the file that the chunk is of."""
     index: int
     sources: ChunkSources
     done: asyncio.Future[None]
@@ -59,7 +59,7 @@ class PendingChunk:
 
     @property
     def size(self) -> int:
-        """Number of its bytes."""
+        """Number of bytes of the chunk."""
         return chunk_span(self._file, self.index)[1]
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from catenary_services.content.record import machine
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import NotSupported
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.command_line import main
 from catenaryd.demo import demo_language_model
 from catenaryd.demo.models import DEMO_MODELS, ensure_model
 from tiny_language_models import LAYERS, worker_in_this_process, write_folder
@@ -20,24 +19,16 @@ from tiny_language_models import LAYERS, worker_in_this_process, write_folder
 for _module in ("torch", "transformers", "onnxruntime_genai"):
     pytest.importorskip(_module, reason="the extra [generation] is not installed")
 
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["catenaryd", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+Run = Callable[..., int]
 
 
 def test_a_folder_is_imported_and_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], run: Run
 ) -> None:
     write_folder(tmp_path / "source", "qwen3")
     capfd.readouterr()
     with worker_in_this_process():
         code = run(
-            monkeypatch,
             "import-model",
             tmp_path / "source",
             "--name",
@@ -65,12 +56,10 @@ def test_a_folder_is_imported_and_described(
 
 
 def test_a_source_that_is_none_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], run: Run
 ) -> None:
     nowhere = tmp_path / "nowhere"
-    code = run(
-        monkeypatch, "import-model", nowhere, "--name", "x", "--model-repository", tmp_path / "m"
-    )
+    code = run("import-model", nowhere, "--name", "x", "--model-repository", tmp_path / "m")
     assert code == 1
     errors = capfd.readouterr().err.strip()
     assert errors == f"source: {nowhere} does not exist on {machine()}"
@@ -90,15 +79,14 @@ def test_without_the_wheel_the_demo_model_says_what_it_needs(
 
 
 def test_a_random_model_is_made_and_imported_for_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], run: Run
 ) -> None:
-    made = run(monkeypatch, "make-model", tmp_path / "made", "--like", "tiny", "--json")
+    made = run("make-model", tmp_path / "made", "--like", "tiny", "--json")
     assert made == 0
     facts = json.loads(capfd.readouterr().out)
     assert facts["weight_bytes"] == 2 * 213_568
     with worker_in_this_process():
         code = run(
-            monkeypatch,
             "import-model",
             tmp_path / "made",
             "--name",
@@ -120,9 +108,9 @@ def test_a_random_model_is_made_and_imported_for_gpus(
 
 
 def test_an_unknown_shape_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], run: Run
 ) -> None:
-    assert run(monkeypatch, "make-model", tmp_path / "made", "--like", "gpt-9") == 1
+    assert run("make-model", tmp_path / "made", "--like", "gpt-9") == 1
     error = capfd.readouterr().err.strip()
     assert error.startswith("like: 'gpt-9' is none of tiny, smollm2-135m")
     assert len(error.splitlines()) == 1

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from catenary_agent.encoders import importing
 from catenary_agent.preparing import cutting, prepare
-from catenaryd.command_line import main
 from small_models.jail_here import run_here
 from small_models.text_models import write_encoder
 
 for _module in ("torch", "transformers", "onnxscript"):
     pytest.importorskip(_module, reason="what encoders are imported with is not installed")
 
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["catenaryd", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+Run = Callable[..., int]
 
 
 def test_it_says_of_inputs_what_is_free_and_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], run: Run
 ) -> None:
     monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
     for module in (prepare, importing):
@@ -36,9 +28,9 @@ def test_it_says_of_inputs_what_is_free_and_what_was_measured(
     folder, models = write_encoder(tmp_path / "source"), tmp_path / "models"
     capfd.readouterr()
     options = ("--name", "tiny", "--model-repository", models, "--json")
-    assert run(monkeypatch, "pull", folder, *options) == 0
+    assert run("pull", folder, *options) == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (facts["model"], facts["version"], facts["known"]) == ("tiny", "1", False)
-    assert run(monkeypatch, "prepare", "tiny", "--model-repository", models) == 0
+    assert run("prepare", "tiny", "--model-repository", models) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0] == "input input_ids: INT64 [-1, -1]; -1 is free, measured with [1, 24]"

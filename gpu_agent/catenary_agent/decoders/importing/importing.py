@@ -48,6 +48,7 @@ from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
+from catenary_services.models.staging import staged
 
 __all__ = ["ImportOptions", "block_table", "import_decoder"]
 
@@ -83,20 +84,9 @@ def import_decoder(
         if getattr(options, name) not in known:
             said = f"{getattr(options, name)!r} is none of {', '.join(known)}"
             raise InvalidInput(name, said)
-    target = repository.folder(key)
-    if not target.exists():
-        repository.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".importing-", dir=repository.root) as scratch:
-            made = ModelRepository(Path(scratch))
+    if not repository.folder(key).exists():
+        with staged(repository, key) as made:
             _bring_in(made, source, key, options, progress)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                made.folder(key).rename(target)
-            except OSError:
-                # If another import finished first the target exists; anything else is a real
-                # failure.
-                if not target.exists():
-                    raise
     return repository.decoder_table(key)
 
 

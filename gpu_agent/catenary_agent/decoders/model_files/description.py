@@ -64,7 +64,7 @@ class DecoderDescription:
     embedding_scale: float = 1.0
     """The factor of embedding rows."""
     logit_scale: float = 1.0
-    """The factor of logits."""
+    """The factor that logits are multiplied with behind the projection."""
     logit_cap: float | None = None
     """The bound that logits are bent to by a hyperbolic tangent; None for none."""
     score_cap: float | None = None
