@@ -16,24 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from catenary_agent.decoders.importing.import_worker import COPIED
 from catenary_services.errors import InvalidInput
 from catenaryd.sources.listing import ListedFile
 
 GGUF_ORDER = ("q4_k_m", "q4_k_s", "q4_0", "q8_0", "f16", "bf16", "f32")
 """The ends of names in the order in which one of several GGUF files is taken."""
 _TEXTS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
+    *COPIED,
     "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
     # how sentence-transformers makes embeddings
     "modules.json",
     "sentence_bert_config.json",

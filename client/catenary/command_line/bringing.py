@@ -75,23 +75,23 @@ def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
 
     Where the repository does not have it yet, it is fetched and imported first.
     """
+    order = ImportOrder(
+        model,
+        file=file,
+        name=name,
+        version=version,
+        precision=precision,
+        target=run_on,
+        session_tokens=session_tokens,
+        hub_endpoint=hub_endpoint,
+        hub_token=hub_token,
+    )
     with options.operator() as client:
         if is_source(model):
-            order = ImportOrder(
-                model,
-                file,
-                name,
-                version,
-                precision,
-                run_on,
-                session_tokens,
-                hub_endpoint=hub_endpoint,
-                hub_token=hub_token,
-            )
             brought = _brought(client, order)
             model, version = brought.model, brought.version
         else:
-            _refuse_import_options(name, file, precision, run_on, session_tokens, hub_endpoint)
+            _refuse_import_options(order)
             model, _, named = model.partition(":")
             version = version or named
         plan_id = client.deploy(
@@ -129,16 +129,15 @@ def pull(  # noqa: PLR0913, PLR0917 - one parameter an option
         fail(f"{source!r} is a name of the repository; a source is {_SOURCE_HELP}", 2)
     order = ImportOrder(
         source,
-        file,
-        name,
-        version,
-        precision,
-        run_on,
-        session_tokens,
-        None,
-        hub_endpoint,
-        hub_token,
-        dry_run,
+        file=file,
+        name=name,
+        version=version,
+        precision=precision,
+        target=run_on,
+        session_tokens=session_tokens,
+        hub_endpoint=hub_endpoint,
+        hub_token=hub_token,
+        dry_run=dry_run,
     )
     with options.operator() as client:
         brought = _brought(client, order)
@@ -176,17 +175,15 @@ def _brought(client: Client, order: ImportOrder) -> ImportProgress:
         return client.pull(order, watch=display.show)
 
 
-def _refuse_import_options(
-    name: str, file: str, precision: str, run_on: str, session_tokens: int, hub_endpoint: str
-) -> None:
+def _refuse_import_options(order: ImportOrder) -> None:
     """Refuses options that say how to import where nothing is imported."""
     given = {
-        "--name": name,
-        "--file": file,
-        "--precision": precision,
-        "--run-on": run_on,
-        "--session-tokens": session_tokens,
-        "--hub-endpoint": hub_endpoint,
+        "--name": order.name,
+        "--file": order.file,
+        "--precision": order.precision,
+        "--run-on": order.target,
+        "--session-tokens": order.session_tokens,
+        "--hub-endpoint": order.hub_endpoint,
     }
     for option, value in given.items():
         if value:
