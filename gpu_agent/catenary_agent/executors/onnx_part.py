@@ -34,7 +34,7 @@ from catenary_agent.partitioning.onnx_graph import (
     with_float16_ends,
 )
 from catenary_agent.partitioning.signature import PartitionSignature, Shape
-from catenary_agent.partitioning.words import words
+from catenary_agent.words import words
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import BYTES, TensorSpec

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from catenary_agent.partitioning.census_examples import examples
-from catenary_agent.partitioning.words import words
+from catenary_agent.words import words
 
 LIST = Path(__file__).with_name("torch_operators.txt")
 QUIET = words("""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from catenary_agent.partitioning.words import words
+from catenary_agent.words import words
 
 Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 

@@ -4,16 +4,12 @@ Exporters store weights in many forms (Constant nodes, ConstantOfShape arithmeti
 IR version 3); `load_onnx` converts all of them to one form. Separating what ONNX Runtime would fuse
 costs time, so a convolution and what directly follows it are bonded.
 
-Sizes that the file names (`batch`, `length`), and what is computed of them alone, are no data where
-the file names the sizes inside of the model as well: every part that needs them gets a copy, with
-each size read from an input of the part that has it. Where no tensor at a position has a size that
-is needed behind it, the model is not cut. Otherwise sizes would cross every boundary of a
-transformer, and what has no batch dimension cannot be sent in batches.
+Sizes that the file names are no data (`onnx_sizes`). Where no tensor at a position has a size that
+is needed behind it, the model is not cut.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,7 +21,17 @@ from onnx_ir.passes import common as passes
 
 from catenary_agent.partitioning.graph import CutGraph, GraphNode
 from catenary_agent.partitioning.onnx_file import external_tensors, first_line, read_onnx
-from catenary_agent.partitioning.words import words
+from catenary_agent.partitioning.onnx_sizes import (
+    named_sizes,
+    sizes_behind,
+    sizes_of,
+    sizes_read,
+    sizes_read_there,
+    value_name,
+    values_read,
+    walk_back,
+)
+from catenary_agent.words import words
 from catenary_services.domain.tensors import ANY, BYTES, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput
 
@@ -67,11 +73,11 @@ class OnnxModel:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return tuple(_name(value) for value in self.model.graph.inputs)
+        return tuple(value_name(value) for value in self.model.graph.inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return tuple(_name(value) for value in self.model.graph.outputs)
+        return tuple(value_name(value) for value in self.model.graph.outputs)
 
     def cut_graph(
         self,
@@ -93,40 +99,27 @@ class OnnxModel:
         data = {value for node in self.data_nodes for value in node.outputs}
         data.update(self.model.graph.inputs)
         needed = {
-            name for value in self.model.graph.outputs for name in self._sizes_behind(value, data)
+            name
+            for value in self.model.graph.outputs
+            for name in sizes_behind(value, data, self.named_sizes)
         }
         sets = graph.crossing_sets()
         for position in range(len(self.data_nodes) - 1, 0, -1):
             for value in values_read(self.data_nodes[position]):
-                needed.update(self._sizes_behind(value, data))
-            if not needed <= {name for each in sets[position] for name in _sizes_of(values[each])}:
+                needed.update(sizes_behind(value, data, self.named_sizes))
+            if not needed <= {name for each in sets[position] for name in sizes_of(values[each])}:
                 yield position
-
-    def _sizes_behind(self, value: ir.Value, data: set[ir.Value]) -> set[str]:
-        """Returns the names of the sizes that a value is computed of, unless it is data."""
-        found: set[str] = set()
-        seen: set[ir.Value] = set()
-        stack = [value]
-        while stack:
-            each = stack.pop()
-            if each in seen or each in data:
-                continue
-            seen.add(each)
-            node = each.producer()
-            if node is not None:
-                names = sizes_read(node, self.named_sizes)
-                found.update(names)
-                stack.extend(() if names else values_read(node))
-        return found
 
     def _whole_graph(
         self, value_bytes: Mapping[str, int], cost_ns: Sequence[float], immovable: frozenset[str]
     ) -> CutGraph:
-        computed = {_name(v) for node in self.data_nodes for v in node.outputs} | set(self.inputs)
+        computed = {value_name(v) for node in self.data_nodes for v in node.outputs} | set(
+            self.inputs
+        )
         nodes = tuple(
             GraphNode(
-                reads=tuple(n for n in map(_name, values_read(node)) if n in computed),
-                writes=tuple(_name(value) for value in node.outputs if value.name),
+                reads=tuple(n for n in map(value_name, values_read(node)) if n in computed),
+                writes=tuple(value_name(value) for value in node.outputs if value.name),
                 cost_ns=cost,
             )
             for node, cost in zip(self.data_nodes, cost_ns, strict=True)
@@ -165,24 +158,12 @@ def load_onnx(path: Path) -> OnnxModel:
             raise InvalidInput(path.name, f"cannot be cut: {first_line(error)}") from error
     _check(model, path.name)
     model.ir_version = max(model.ir_version, 8)
-    sizes = _named_sizes(model.graph)
+    sizes = named_sizes(model.graph)
     data_nodes = tuple(_reachable(model.graph, sizes))
     names = tuple(f"{node.name or 'a node'} ({node.op_type})" for node in data_nodes)
     for index, node in enumerate(data_nodes):
         node.name = f"{_NODE}{index}"
     return OnnxModel(model, data_nodes, names, sizes)
-
-
-def values_read(node: ir.Node) -> list[ir.Value]:
-    """Returns the inputs of a node, and what its nested bodies capture from outside."""
-    found = {value: None for value in node.inputs if value is not None}
-    for body in _bodies(node):
-        inside = set(body.inputs) | set(body.initializers.values())
-        for inner in body:
-            found.update((value, None) for value in values_read(inner) if value not in inside)
-            inside.update(inner.outputs)
-        found.update((v, None) for v in body.outputs if v not in inside)
-    return list(found)
 
 
 def extract_part(
@@ -195,12 +176,11 @@ def extract_part(
         inputs: The given tensors. Those the part does not need are left out.
         outputs: The tensors to compute; none of them may be among the inputs.
     """
-    walk = _walk(source, inputs, [t.name for t in outputs])
+    whole, wanted = source.model.graph, [spec.name for spec in outputs]
+    walk = walk_back(whole, [spec.name for spec in inputs], wanted, source.named_sizes)
     used = [spec for spec in inputs if spec.name in walk.needed]
-    with _sizes_read_there(source.model.graph, walk):
-        graph = ir.convenience.extract(
-            source.model.graph, [spec.name for spec in used], [spec.name for spec in outputs]
-        )
+    with sizes_read_there(whole, walk):
+        graph = ir.convenience.extract(whole, [spec.name for spec in used], wanted)
     # Shapes noted by the exporter may hold only for its own example; the runtime infers them again.
     for node in graph:
         for value in node.outputs:
@@ -209,7 +189,7 @@ def extract_part(
         for value, spec in zip(values, specs, strict=True):
             value.type = ir.TensorType(_type_of(spec.datatype))
             value.shape = ir.Shape([None if size == ANY else size for size in spec.shape])
-    graph.opset_imports.update(source.model.graph.opset_imports)
+    graph.opset_imports.update(whole.opset_imports)
     return ir.Model(graph, ir_version=source.model.ir_version, producer_name="catenary")
 
 
@@ -224,7 +204,7 @@ def with_float16_ends(
     graph = part.graph
     half = ir.TensorType(ir.DataType.FLOAT16)
     for index, value in enumerate(list(graph.inputs)):
-        if _name(value) in inputs:
+        if value_name(value) in inputs:
             outer = ir.Value(name=f"{value.name}{suffix}", shape=value.shape, type=half)
             cast = ir.node("Cast", [outer], {"to": ir.DataType.FLOAT})
             inner = cast.outputs[0]
@@ -233,7 +213,7 @@ def with_float16_ends(
             graph.inputs[index] = outer
             graph.insert_before(graph[0], cast)
     for index, value in enumerate(list(graph.outputs)):
-        if _name(value) in outputs:
+        if value_name(value) in outputs:
             cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT16})
             outer = cast.outputs[0]
             outer.name, outer.type, outer.shape = f"{value.name}{suffix}", half, value.shape
@@ -256,113 +236,12 @@ def _check(model: ir.Model, file: str) -> None:
     for tensor in external_tensors(model):
         if id(tensor) not in outer:  # nothing moves those of a branch from file to file
             raise InvalidInput(file, f"keeps {tensor.name!r}, which is inside of a node, beside it")
-    outputs = Counter(_name(value) for value in model.graph.outputs)
+    outputs = Counter(value_name(value) for value in model.graph.outputs)
     for name, times in outputs.items():
         if times > 1:
             raise InvalidInput(file, f"has the output {name!r} {times} times")
     if not outputs or not model.graph.inputs:
         raise InvalidInput(file, "has no inputs or no outputs")
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """The values and nodes met on the way back from the outputs of a part to its inputs."""
-
-    needed: set[str]
-    """The inputs that the part needs."""
-    sizes: list[tuple[ir.Node, list[tuple[ir.Value, int]]]]
-    """The nodes that read sizes, and the inputs that have these sizes, with the axes."""
-
-
-def _walk(source: OnnxModel, inputs: Sequence[TensorSpec], wanted: Sequence[str]) -> _Walk:
-    """Walks back from `wanted`, and stops at the inputs and at sizes that the inputs have."""
-    values = ir.convenience.create_value_mapping(source.model.graph, include_subgraphs=False)
-    given = {spec.name for spec in inputs}
-    places: dict[str, tuple[ir.Value, int]] = {}
-    for spec in inputs:
-        for axis, name in enumerate(_size_names(values[spec.name])):
-            if name in source.named_sizes:
-                places.setdefault(name, (values[spec.name], axis))
-    walk = _Walk(set(), [])
-    seen: set[ir.Value] = set()
-    stack = [values[name] for name in wanted]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if _name(value) in given:
-            walk.needed.add(_name(value))
-            continue
-        node = value.producer()
-        if node is None:
-            continue
-        names = sizes_read(node, source.named_sizes)
-        is_given = node.inputs and node.inputs[0] is not None and _name(node.inputs[0]) in given
-        if names and not is_given and places.keys() >= set(names):
-            found = [places[name] for name in names]
-            walk.sizes.append((node, found))
-            walk.needed.update(_name(place) for place, _ in found)
-        else:
-            stack.extend(values_read(node))
-    return walk
-
-
-@contextlib.contextmanager
-def _sizes_read_there(graph: ir.Graph, walk: _Walk) -> Iterator[None]:
-    """Has sizes read from a part's own inputs inside of the block; the graph is as before after."""
-    added: list[ir.Node] = []
-    swapped: list[tuple[ir.Value, ir.Value]] = []
-    try:
-        for index, (node, places) in enumerate(walk.sizes):
-            reads = [
-                ir.node("Shape", [value], {"start": axis, "end": axis + 1})
-                for value, axis in places
-            ]
-            outputs = [read.outputs[0] for read in reads]
-            made = [*reads, ir.node("Concat", outputs, {"axis": 0})] if len(reads) > 1 else reads
-            for at, each in enumerate(made):
-                each.outputs[0].name = f"catenary_size_{index}_{at}"
-            # The inputs of the part come before its first node, wherever they are computed.
-            graph.insert_before(graph[0], made)
-            added.extend(made)
-            swapped.append((node.outputs[0], made[-1].outputs[0]))
-            ir.convenience.replace_all_uses_with(*swapped[-1], replace_graph_outputs=True)
-        yield
-    finally:
-        for old, new in swapped:
-            ir.convenience.replace_all_uses_with(new, old, replace_graph_outputs=True)
-        graph.remove(added[::-1], safe=True)
-
-
-def _size_names(value: ir.Value) -> list[str]:
-    """Returns the name of every size of a value; "" for those without one."""
-    sizes = value.shape.dims if value.shape is not None else ()
-    return ["" if isinstance(size, int) else str(size.value or "") for size in sizes]
-
-
-def _sizes_of(value: ir.Value) -> set[str]:
-    return set(_size_names(value)) - {""}
-
-
-def _named_sizes(graph: ir.Graph) -> frozenset[str]:
-    """Returns the names of sizes of the inputs; none if most values have no sizes in the file."""
-    values = [value for node in graph for value in node.outputs]
-    described = sum(value.shape is not None for value in values)
-    if 2 * described <= len(values):
-        return frozenset()
-    return frozenset(name for value in graph.inputs for name in _sizes_of(value))
-
-
-def sizes_read(node: ir.Node, known: frozenset[str]) -> list[str]:
-    """Returns the names of the sizes that a node reads of its input; () if one is not known."""
-    if node.op_type != "Shape" or node.domain or not node.inputs or node.inputs[0] is None:
-        return []
-    names = _size_names(node.inputs[0])
-    first = node.attributes["start"].as_int() if "start" in node.attributes else 0
-    last = node.attributes["end"].as_int() if "end" in node.attributes else len(names)
-    names = names[first:last]
-    return names if names and known.issuperset(names) else []
 
 
 def _reachable(graph: ir.Graph, sizes: frozenset[str]) -> Iterator[ir.Node]:
@@ -403,19 +282,7 @@ def _bonds(nodes: Sequence[ir.Node]) -> Iterator[tuple[int, int]]:
             chain.discard(node)
 
 
-def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
-
-
 def _type_of(datatype: str) -> ir.DataType:
     if datatype == BYTES:
         return ir.DataType.STRING
     return ir.DataType.from_numpy(DTYPE_OF[datatype])
-
-
-def _name(value: ir.Value) -> str:
-    return value.name or ""

@@ -19,7 +19,7 @@ from torch import fx
 
 from catenary_agent.partitioning.graph import CutGraph, GraphNode
 from catenary_agent.partitioning.torch_archive import load_program
-from catenary_agent.partitioning.words import words
+from catenary_agent.words import words
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 

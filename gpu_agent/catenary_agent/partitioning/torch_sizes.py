@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 
-from catenary_agent.partitioning.words import words
+from catenary_agent.words import words
 from catenary_services.errors import InvalidInput
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")

@@ -21,7 +21,7 @@ from catenary_agent.partitioning.torch_sizes import (
     SIZE_BITS,
     SizeRules,
 )
-from catenary_agent.partitioning.words import words
+from catenary_agent.words import words
 from catenary_services.errors import InvalidInput
 
 _OPERATORS = Path(__file__).with_name("torch_operators.txt")

@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from catenary_agent.partitioning.onnx_graph import extract_part, load_onnx
 from catenary_agent.partitioning.signature import PartitionSignature
-from catenary_agent.partitioning.words import words
 from catenary_agent.preparing.costs import Operation, kernels_of
 from catenary_agent.preparing.onnx_probe import OnnxProbe
+from catenary_agent.words import words
 from catenary_services.domain.model import BlockCosts, BlockTable, KernelCost
 from catenary_services.domain.tensors import ARRAY_DTYPE_OF, BYTES, zeros
 

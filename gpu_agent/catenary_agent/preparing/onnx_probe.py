@@ -19,7 +19,6 @@ from catenary_agent.executors.onnx_texts import to_elements, to_texts
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.onnx_graph import OnnxModel, load_onnx
 from catenary_agent.partitioning.signature import PartitionSignature
-from catenary_agent.partitioning.words import words
 from catenary_agent.preparing.probe import (
     ProbedModel,
     ProbeOrder,
@@ -28,6 +27,7 @@ from catenary_agent.preparing.probe import (
     probe_model,
     with_sizes,
 )
+from catenary_agent.words import words
 from catenary_services.domain.model import BlockTable
 from catenary_services.domain.tensors import ANY, BYTES, DATATYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
