@@ -13,7 +13,10 @@ from catenary_services.errors import ModelNotFound, NoActivePlan, Unavailable
 _RETRY_NS = 1_000_000_000
 _LONGEST_NAME = 200
 _TEXT = TensorSpec("text", BYTES, (ANY,))
-"""The input of models of which the gateway makes tokens: a text for each row."""
+"""The input of models of which the gateway makes tokens: a text for each row. Where two are to be
+judged together, a row may have a pair of texts instead."""
+EMBEDDING, LOGITS = "sentence_embedding", "logits"
+"""The names of an encoder's outputs: a vector for each text, or numbers of classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,21 @@ class Model:
         object.__setattr__(self, "specs", {spec.name: spec for spec in self.inputs})
         index = {spec.name: at for at, spec in enumerate(self.outputs)}
         object.__setattr__(self, "output_index", index)
+
+    @property
+    def takes_texts(self) -> bool:
+        """True if it generates text, or if tokens are made of the texts in its requests."""
+        return self.generates or self.text_tokens > 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of a session, or of a text; 0 if the model takes neither."""
+        return self.session_tokens or self.text_tokens
+
+    @property
+    def takes_pairs(self) -> bool:
+        """True if rows of a request may be pairs of texts, which a head classifies together."""
+        return bool(self.given) and LOGITS in self.output_index
 
 
 class Catalog:

@@ -11,6 +11,7 @@ from aiohttp import web
 from catenary_gateway import openai_http
 from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.dashboard.api import Dashboard
+from catenary_gateway.endpoints.cross_origin import CrossOrigin
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP, BoundedThreadPool
 from catenary_gateway.endpoints.http_calls import PIPELINE, errors_as_json
 from catenary_gateway.endpoints.http_connections import (
@@ -19,6 +20,9 @@ from catenary_gateway.endpoints.http_connections import (
 )
 from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.oip import oip_http
+from catenary_gateway.openai_http.responses.response_calls import RESPONSES
+from catenary_gateway.openai_http.responses.response_store import ResponseStore
+from catenary_gateway.settings import GatewaySettings
 from catenary_services.transport.tcp.tcp_listener import ListenerLimits, TcpListener
 
 _KEEPALIVE_S = 75.0
@@ -32,14 +36,23 @@ class HttpServer:
     """The HTTP listener of a gateway, open from `start` until `stop`."""
 
     def __init__(
-        self, pipeline: RequestPipeline, repository: Repository, dashboard: Dashboard | None = None
+        self,
+        settings: GatewaySettings,
+        pipeline: RequestPipeline,
+        repository: Repository,
+        dashboard: Dashboard | None = None,
     ) -> None:
         self._connections = ConnectionWatcher()
-        app = web.Application(middlewares=[errors_as_json(pipeline, self._connections)])
+        origins = CrossOrigin(settings.cors_origins)
+        app = web.Application(
+            middlewares=[errors_as_json(pipeline, self._connections), origins.middleware()]
+        )
+        origins.add_to(app)
         app[PIPELINE] = pipeline
+        app[RESPONSES] = ResponseStore(settings.kept_response_bytes, settings.kept_response_s)
         self._off_loop = app[OFF_LOOP] = BoundedThreadPool()
         app[oip_http.REPOSITORY] = repository
-        app.add_routes([*oip_http.routes(), *openai_http.routes()])
+        app.add_routes([*oip_http.routes(), *openai_http.routes(oip_http.routes())])
         if dashboard is not None:
             dashboard.add_to(app)
         self._listener: TcpListener | None = None

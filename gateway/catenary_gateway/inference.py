@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +63,9 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     row_sizes: tuple[int, ...] = ()
     """The size of dimension 1 that each row fills, if rows of unlike sizes may share a batch: zeros
     are behind it, which the model ignores. () if rows are what they are."""
+    token_rows: tuple[Sequence[int], ...] = ()
+    """The token ids of each row, where the caller of a model of texts has made them; used unchanged
+    in place of texts, which `inputs` then lacks."""
 
 
 class InferenceResponse(msgspec.Struct, frozen=True):
@@ -69,6 +74,8 @@ class InferenceResponse(msgspec.Struct, frozen=True):
     model: Model
     id: str
     outputs: tuple[Tensor, ...]
+    tokens: int = 0
+    """Number of tokens that were made of the request's texts; 0 for other requests."""
 
 
 class OutputFormat(msgspec.Struct, frozen=True):

@@ -154,7 +154,7 @@ class GatewayProcess:
         if settings.dashboard:
             is_open = settings.insecure or settings.endpoints_insecure
             dashboard = Dashboard(self._pipeline, scheduler_admin, is_open=is_open)
-        self._http = HttpServer(self._pipeline, self._repository, dashboard)
+        self._http = HttpServer(settings, self._pipeline, self._repository, dashboard)
         self._servers: list[grpc.aio.Server] = []
         self._health: list[HealthSwitch] = []
         self._scaler = ExternalScaler(self._keys, scheduler_admin)

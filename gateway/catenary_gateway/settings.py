@@ -98,6 +98,19 @@ class GatewaySettings(ModelFolderSettings):
         gt=0,
         description="Requests of one ModelStreamInfer stream worked on at the same time.",
     )
+    cors_origins: list[str] = Field(
+        default=[],
+        description="Origins (https://page.example) whose pages may call the HTTP endpoints from a "
+        "browser; '*': all of them.",
+    )
+    kept_response_bytes: int = Field(
+        default=64 * MEBIBYTE,
+        ge=0,
+        description="Memory for answers of /v1/responses that may be continued; 0: none is kept.",
+    )
+    kept_response_s: float = Field(
+        default=3600.0, gt=0.0, description="How long such an answer is kept."
+    )
     fair_share: bool = Field(
         default=True,
         description="Under overload refuse at once what cannot be answered in time, and divide the "

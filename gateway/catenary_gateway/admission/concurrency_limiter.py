@@ -124,11 +124,12 @@ class ConcurrencyLimiter:
 class ConcurrencyPermit:
     """A permit for one request to be held, as a context manager that gives it back."""
 
-    __slots__ = ("_nbytes", "_source", "admission")
+    __slots__ = ("_nbytes", "_requests", "_source", "admission")
 
     def __init__(self, admission: ConcurrencyLimiter, nbytes: int) -> None:
         self.admission = admission
         self._nbytes = nbytes
+        self._requests = 1
         self._source: str | None = None
         """The sender of the body that is arriving; None while none is."""
 
@@ -161,6 +162,11 @@ class ConcurrencyPermit:
         self.admission.bytes += more
         self._nbytes = nbytes
 
+    def hand_over(self) -> int:
+        """Leaves what it holds to another permit of the same request, and returns the bytes."""
+        nbytes, self._nbytes, self._requests = self._nbytes, 0, 0
+        return nbytes
+
     def __enter__(self) -> Self:
         return self
 
@@ -170,5 +176,5 @@ class ConcurrencyPermit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.admission.requests -= 1
+        self.admission.requests -= self._requests
         self.admission.bytes -= self._nbytes

@@ -34,7 +34,7 @@ from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.catalog import Catalog, Model
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.generation.plane import SessionPlane
-from catenary_gateway.generation.text.text_codec import TextCodecs
+from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
 from catenary_gateway.inference import ConversionContext, RequestArrival
 from catenary_services.errors import (
     CatenaryError,
@@ -279,6 +279,49 @@ class RequestPipeline:
         return AdmittedInference(
             self.capacity, nbytes, model, principal, (self.plane, self.codecs), self.authorizer
         )
+
+    def admit_texts(
+        self, principal: Principal, reference: str, permit: ConcurrencyPermit
+    ) -> AdmittedInference:
+        """Admits a request to an encoder, "name" or "name:version", whose body was read already.
+
+        What `permit` holds for the body belongs to the admitted request from then on.
+
+        Raises:
+            CatenaryError: See `admit`.
+            InvalidInput: The model is not given texts.
+        """
+        name, _, version = reference.partition(":")
+        model = self._usable(principal, name, version, generates=False)
+        if not model.given:
+            error = InvalidInput("model", f"{name!r} is not given texts: ask it at /v2/models")
+            self._refused(principal, model.label, error)
+            raise error
+        nbytes = permit.hand_over()
+        return AdmittedInference(
+            self.capacity, nbytes, model, principal, (self.plane, self.codecs), self.authorizer
+        )
+
+    async def codec(self, principal: Principal, reference: str) -> tuple[Model, TextCodec]:
+        """Returns a model that takes texts, "name" or "name:version", and its tokenizer.
+
+        Raises:
+            PermissionDenied: The key may not use the model, whether or not it exists.
+            ModelNotFound: The model or version does not exist.
+            InvalidInput: The model does not take texts.
+            NoActivePlan: The model cannot be deployed, or this gateway cannot read its tokenizer.
+            Unavailable: No scheduler has said yet what is served.
+        """
+        name, _, version = reference.partition(":")
+        try:
+            principal.require(f"{SCOPE_INFER}:{name}")
+            model = self.catalog.find_deployed(name, version)
+            if not model.takes_texts:
+                raise InvalidInput("model", f"{name!r} does not take texts")
+            return model, await self.codecs.of(model.key)
+        except CatenaryError as error:
+            self._refused(principal, "", error)
+            raise
 
     def admit_prompt(self, nbytes: int) -> ConcurrencyPermit:
         """Admits the body of a generation request, which names its model only inside.

@@ -9,19 +9,17 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from catenary_gateway.admission.request_pipeline import Caller, RequestPipeline
+from catenary_gateway.endpoints.error_forms import error_form
 from catenary_gateway.endpoints.http_connections import ConnectionWatcher
 from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
 from catenary_services.grpc.error_tables import (
     error_of_exception,
-    http_body,
     http_headers,
     http_status,
-    openai_body,
 )
 from catenary_services.security.keys import Principal
 
 PIPELINE: web.AppKey[RequestPipeline] = web.AppKey("pipeline", RequestPipeline)
-OPENAI_PREFIX = "/v1/"
 REQUEST_ID = "X-Request-Id"
 _LONGEST_ID = 256
 
@@ -76,16 +74,12 @@ def address_of(request: web.Request) -> str:
 
 def error_response(request: web.Request, error: CatenaryError) -> web.Response:
     """Returns the response that reports `error` in the form of the request's protocol."""
-    openai = request.path.startswith(OPENAI_PREFIX)
+    form = error_form(request.path)
     headers = http_headers(error)
-    request_id = request_id_of(request) if openai else ""
+    request_id = request_id_of(request) if form.echoes_id else ""
     if request_id:
         headers[REQUEST_ID] = request_id
-    response = web.json_response(
-        openai_body(error) if openai else http_body(error),
-        status=http_status(error),
-        headers=headers,
-    )
+    response = web.json_response(form.body(error), status=http_status(error), headers=headers)
     if request.content.exception() is not None:
         # After a broken body the next request cannot be found, so the connection is closed.
         response.force_close()
@@ -111,15 +105,15 @@ def request_id_of(request: web.Request) -> str:
 
 
 def bearer(request: web.Request) -> str | None:
-    """Returns the header with the key that the caller presents; None if it has none."""
-    return request.headers.get("Authorization")
+    """Returns the header with the key that the caller presents; None if it has none.
+
+    Clients of Anthropic's protocol send the bare key in a header of its own.
+    """
+    return request.headers.get("Authorization", request.headers.get("X-Api-Key"))
 
 
 def _plain_error(request: web.Request, exc: web.HTTPException) -> web.Response:
     message = f"{exc.reason}: {request.method} {request.path[:200]}"
-    body: dict[str, object] = {"error": message}
-    if request.path.startswith(OPENAI_PREFIX):
-        detail = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-        body = {"error": detail}
+    body = error_form(request.path).plain(message, exc.status)
     headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
     return web.json_response(body, status=exc.status, headers=headers)

@@ -44,7 +44,7 @@ async def request_of(
             and answer together may be longer than a session.
     """
     field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-    ids = await _tokens_of(model, codec, prompt, field)
+    ids = await prompt_tokens(model, codec, prompt, field)
     if not ids:
         raise InvalidInput(field, "is empty")
     if len(ids) >= model.session_tokens:
@@ -77,7 +77,15 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-async def _tokens_of(model: Model, codec: TextCodec, prompt: Prompt, field: str) -> Sequence[int]:
+async def prompt_tokens(
+    model: Model, codec: TextCodec, prompt: Prompt, field: str
+) -> Sequence[int]:
+    """Returns the tokens of a prompt for a model that generates text.
+
+    Raises:
+        InvalidInput: The prompt can never fit into the model's context, or is not of its
+            vocabulary; errors of texts name `field`.
+    """
     match prompt:
         case ChatPrompt(messages, variables):
             _check_messages(messages, codec.most_characters(model.session_tokens), model)

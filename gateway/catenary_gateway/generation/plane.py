@@ -67,6 +67,11 @@ class GenerationStream:
         return len(self._session.generated)
 
     @property
+    def stop_text(self) -> str:
+        """The stop text at which the answer ended; empty if it ended, or goes on, otherwise."""
+        return self._session.text.stop_text
+
+    @property
     def objectives(self) -> ObjectivesReport:
         """Times of the answer so far, beside its objectives and predictions."""
         return objectives_report(self._session)

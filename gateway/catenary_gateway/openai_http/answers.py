@@ -1,40 +1,19 @@
-"""Answers in the form that OpenAI's clients parse: JSON objects, whole or as server-sent events.
-
-Events are sent at the pace of their client.
-"""
+"""Answers in the form that OpenAI's clients parse: JSON objects, whole or as server-sent events."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from catenary_gateway.catalog import Model
 from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import AnswerChunk
 from catenary_gateway.openai_http.completion_request import CompletionRequest
+from catenary_gateway.openai_http.event_streams import event_of, streamed
+from catenary_gateway.openai_http.event_streams import send as _send
 from catenary_services.grpc.error_tables import error_of_exception, openai_body
-
-OWNER = "catenary"
-READ_GRACE_S = 30.0
-"""Seconds without any reading after which a client is given up, because what it has not read takes
-memory."""
-
-
-def model_document(model: Model, reference: str) -> dict[str, Any]:
-    """Returns a model's entry in the list of `/v1/models`."""
-    return {
-        "id": reference,
-        "object": "model",
-        "created": _STARTED,
-        "owned_by": OWNER,
-        # vLLM's name for it; load tools look for it.
-        "max_model_len": model.session_tokens,
-    }
 
 
 def usage_of(generation: GenerationStream) -> dict[str, Any]:
@@ -119,13 +98,7 @@ class AnswerWriter:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def event_of(document: dict[str, Any]) -> bytes:
-    """Returns a JSON object encoded as a server-sent event."""
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
-
-
 LAST_EVENT = b"data: [DONE]\n\n"
-_STARTED = int(time.time())
 
 
 async def stream_answer(
@@ -141,40 +114,12 @@ async def stream_answer(
         CatenaryError: The generation failed before its first token; the status can still say so.
     """
     first = await generation.next()
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream",
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-            **headers,
-            **prediction_headers(generation),
-        }
-    )
-    try:
-        async with asyncio.timeout(READ_GRACE_S):
-            await response.prepare(request)
+
+    async def write(response: web.StreamResponse) -> None:
         await _write(response, wanted, writer, generation, first)
         await _send(response, LAST_EVENT)
-        async with asyncio.timeout(READ_GRACE_S):
-            await response.write_eof()
-    except ConnectionError:
-        # The client went away, which shows only in a write.
-        return response
-    except TimeoutError:
-        # The client has stopped reading, so no error can reach it, and it holds memory.
-        if request.transport is not None:
-            request.transport.abort()
-    return response
 
-
-async def _send(response: web.StreamResponse, event: bytes) -> None:
-    """Writes an event, and waits for a slow client as long as it reads at all.
-
-    Raises:
-        TimeoutError: The client has not read for `READ_GRACE_S`.
-    """
-    async with asyncio.timeout(READ_GRACE_S):
-        await response.write(event)
+    return await streamed(request, {**headers, **prediction_headers(generation)}, write)
 
 
 async def _write(

@@ -1,8 +1,9 @@
 """Requests with texts become requests with tokens, for models that are given tokens.
 
-Every row is a text. Its tokens are cut at the most that the model takes, as its own library does.
-Rows are put in the order of their lengths, so that rows of about one length share a batch and few
-zeros are computed; the answer is put back into the order of the texts.
+Every row is a text, or a pair of texts where a model judges two together. Its tokens are cut at the
+most that the model takes, as its own library does; of a pair the longer text is cut first. Rows are
+put in the order of their lengths, so that rows of about one length share a batch and few zeros are
+computed; the answer is put back into the order of the texts.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, models
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import InferenceRequest, InferenceResponse, Tensor
@@ -46,43 +47,61 @@ async def with_tokens(
         if spec.name not in _KINDS or len(spec.shape) != 2:
             text = f"model {model.key} takes {spec.name!r}, which is not made of texts"
             raise NoActivePlan(text, details={"model": str(model.key)})
-    (texts,) = request.inputs.values()
-    for index, element in enumerate(texts):
-        if len(element) > LONGEST_TEXT_BYTES:
-            text = f"row {index} has {len(element)} bytes; at most {LONGEST_TEXT_BYTES} may be"
+    texts = [] if request.token_rows else next(iter(request.inputs.values())).tolist()
+    for index, row in enumerate(texts):
+        size = max(map(len, row)) if isinstance(row, list) else len(row)
+        if size > LONGEST_TEXT_BYTES:
+            text = f"row {index} has {size} bytes; at most {LONGEST_TEXT_BYTES} may be"
             raise InvalidInput(model.inputs[0].name, text)
-    inputs, lengths, order = await asyncio.to_thread(_inputs_of, tokenizer, texts.tolist(), model)
+    inputs, lengths, order = await asyncio.to_thread(
+        _inputs_of, tokenizer, texts, request.token_rows, model
+    )
     tokens = msgspec.structs.replace(
         request,
         model=replace(model, inputs=model.given, given=()),
         inputs=inputs,
         row_sizes=tuple(lengths[order].tolist()),
+        token_rows=(),
     )
     return tokens, order
 
 
 def in_order_of_texts(
-    response: InferenceResponse, order: NDArray[np.int64], model: Model
+    response: InferenceResponse, order: NDArray[np.int64], model: Model, tokens: int
 ) -> InferenceResponse:
-    """Returns the answer to a request of tokens as that to one of texts."""
+    """Returns the answer to a request of `tokens` tokens as that to one of texts."""
     outputs = []
     for rows in response.outputs:
         own = np.empty_like(rows)
         own[order] = rows
         outputs.append(own)
-    return msgspec.structs.replace(response, model=model, outputs=tuple(outputs))
+    return msgspec.structs.replace(response, model=model, outputs=tuple(outputs), tokens=tokens)
+
+
+class _Row(NamedTuple):
+    """The tokens of one row, and of which text of a pair each is."""
+
+    ids: Sequence[int]
+    type_ids: Sequence[int]
 
 
 def _inputs_of(
-    tokenizer: Tokenizer, texts: Sequence[bytes], model: Model
+    tokenizer: Tokenizer,
+    texts: Sequence[bytes] | Sequence[Sequence[bytes]],
+    token_rows: Sequence[Sequence[int]],
+    model: Model,
 ) -> tuple[dict[str, Tensor], NDArray[np.int64], NDArray[np.int64]]:
     """Returns the inputs made of texts, the lengths of these in tokens, and the order of the rows.
 
     Raises:
         InvalidInput: The texts are too many.
+        NoActivePlan: The model takes too few tokens for a text, or a pair of texts.
     """
-    made = _tokens(tokenizer, texts, model.text_tokens)
-    lengths = np.array([len(each) for each in made], np.int64)
+    if token_rows:
+        made = [_Row(ids, (0,) * len(ids)) for ids in token_rows]
+    else:
+        made = _tokens(tokenizer, texts, model)
+    lengths = np.array([len(row.ids) for row in made], np.int64)
     longest = int(lengths.max())
     if longest * len(lengths) > MOST_TOKENS:
         text = f"{len(lengths)} texts of up to {longest} tokens are more than {MOST_TOKENS} in all"
@@ -92,26 +111,45 @@ def _inputs_of(
     return {spec.name: _tensor(spec, ordered, longest) for spec in model.given}, lengths, order
 
 
-def _tokens(tokenizer: Tokenizer, texts: Sequence[bytes], most: int) -> list[Encoding]:
-    room = most - tokenizer.num_special_tokens_to_add(False)
-    found = []
+def _tokens(
+    tokenizer: Tokenizer, texts: Sequence[bytes] | Sequence[Sequence[bytes]], model: Model
+) -> list[_Row]:
+    rows = [(row,) if isinstance(row, bytes) else tuple(row) for row in texts]
+    most, pairs = model.text_tokens, len(rows[0]) > 1
+    if tokenizer.num_special_tokens_to_add(pairs) >= most:
+        text = f"model {model.key} takes {most} tokens, which are no more than its special ones"
+        raise NoActivePlan(text, details={"model": str(model.key)})
+    # A query that is judged with a thousand documents is encoded once.
+    unlike = list(dict.fromkeys(text for row in rows for text in row))
     # Only the library's functions for batches release the interpreter's lock.
-    for encoded in tokenizer.encode_batch([t.decode() for t in texts], add_special_tokens=False):
-        if len(encoded) > room:
-            encoded.truncate(room)
-        found.append(tokenizer.post_process(encoded))
-    return found
+    found = tokenizer.encode_batch([t.decode() for t in unlike], add_special_tokens=False)
+    for encoded in found:
+        if len(encoded) > most:
+            encoded.truncate(most)
+    known: dict[bytes, Encoding] = dict(zip(unlike, found, strict=True))
+    finisher = _finisher(tokenizer, most)
+    ready = (finisher.post_process(*(known[text] for text in row)) for row in rows)
+    return [_Row(encoded.ids, encoded.type_ids) for encoded in ready]
 
 
-def _tensor(spec: TensorSpec, rows: Sequence[Encoding], longest: int) -> Tensor:
+def _finisher(tokenizer: Tokenizer, most: int) -> Tokenizer:
+    """Returns a tokenizer that only cuts encoded texts to `most` tokens, special ones included.
+
+    The one of the model is shared, and neither cuts nor has a vocabulary that is copied for this.
+    """
+    finisher = Tokenizer(models.WordLevel({}, unk_token=""))
+    finisher.post_processor = tokenizer.post_processor
+    finisher.enable_truncation(most, strategy="longest_first")
+    return finisher
+
+
+def _tensor(spec: TensorSpec, rows: Sequence[_Row], longest: int) -> Tensor:
     """Returns one of the inputs, with zeros behind the tokens of each row."""
     tensor = np.zeros((len(rows), longest), DTYPE_OF[spec.datatype])
-    for row, encoded in zip(tensor, rows, strict=True):
-        row[: len(encoded)] = _values(spec.name, encoded)
+    for line, row in zip(tensor, rows, strict=True):
+        size = len(row.ids)
+        if spec.name == "attention_mask":
+            line[:size] = 1
+        else:
+            line[:size] = row.ids if spec.name == "input_ids" else row.type_ids
     return tensor
-
-
-def _values(kind: str, encoded: Encoding) -> Any:
-    if kind == "input_ids":
-        return encoded.ids
-    return encoded.attention_mask if kind == "attention_mask" else encoded.type_ids

@@ -29,6 +29,8 @@ MAX_ROWS = 65_536
 """Most rows of one request; a request with more is a mistake or an attack."""
 
 DATATYPES = frozenset((*ARRAY_DTYPE_OF, "BF16"))
+PAIRS = TensorSpec("text", BYTES, (ANY, 2))
+"""The other form of the input of a model that judges pairs of texts."""
 _LONGEST_NAME = 100
 LONGEST_ID = 256
 """Most characters of a request's id, which is echoed, logged and kept for a while."""
@@ -67,6 +69,8 @@ def check_inputs(model: Model, declared: Sequence[DeclaredInput], max_bytes: int
         if tensor.name in seen:
             raise InvalidInput(f"inputs[{at}].name", f"{clip(tensor.name)!r} is given twice")
         seen.add(tensor.name)
+        if model.takes_pairs and len(tensor.shape) > 1:
+            spec = PAIRS
         total += _check_tensor(tensor, spec, f"inputs[{at}]", max_bytes)
         if model.batched:
             if rows is not None and tensor.shape[0] != rows:

@@ -124,6 +124,19 @@ def openai_body(error: CatenaryError) -> dict[str, object]:
     }
 
 
+def anthropic_body(error: CatenaryError) -> dict[str, object]:
+    """Returns the error body that clients of Anthropic parse."""
+    detail = {"type": anthropic_type(http_status(error)), "message": public_message(error)}
+    return {"type": "error", "error": detail}
+
+
+def anthropic_type(status: int) -> str:
+    """Returns the type of error that Anthropic's protocol has for an HTTP status."""
+    if status in _ANTHROPIC_TYPES:
+        return _ANTHROPIC_TYPES[status]
+    return "invalid_request_error" if status < _SERVER_STATUS else "api_error"
+
+
 def _param(error: CatenaryError) -> str | None:
     return "model" if isinstance(error, errors.ModelNotFound) else None
 
@@ -199,6 +212,17 @@ def _row(error: CatenaryError) -> _Row:
 _C = grpc.StatusCode
 _BAD, _LIMIT, _SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 _SOON_NS, _LATER_NS = 100_000_000, _NANOSECONDS_PER_SECOND
+_SERVER_STATUS = 500
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's name for an error, by its HTTP status."""
 
 _RETRY = (details.retry, details.error_info)
 _PRECONDITION = (details.precondition, details.error_info)

@@ -25,8 +25,13 @@ class AnswerText:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._decoded: list[str] = []
         self._held = ""
-        self.stopped = False
+        self.stop_text = ""
+        """The stop text that was found; empty while none was."""
+
+    @property
+    def stopped(self) -> bool:
         """True once a stop text was found."""
+        return bool(self.stop_text)
 
     def push(self, token_id: int) -> str:
         """Returns the text that is certain after one more token; it is often empty."""
@@ -51,11 +56,11 @@ class AnswerText:
 
     def _until_stop(self, fresh: str) -> str:
         text = self._held + fresh
-        found = [at for at in map(text.find, self._stop) if at >= 0]
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
+            first, self.stop_text = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:first]
         keep = next(
             (
                 size

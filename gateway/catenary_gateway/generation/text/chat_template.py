@@ -39,13 +39,18 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(
-        self, messages: Sequence[Message], variables: Mapping[str, object] | None = None
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, object] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
         """Returns a conversation as text, up to the point where the answer begins.
 
         Args:
             messages: JSON objects with "role" and "content".
             variables: Further JSON values for the template ("enable_thinking").
+            add_generation_prompt: False to leave out what stands before an answer.
 
         Raises:
             InvalidInput: The template refuses the conversation, or a variable has a reserved name.
@@ -60,7 +65,7 @@ class ChatTemplate:
                 messages=plain,
                 tools=None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
             # This includes errors of the template itself, such as for a role it does not expect.

@@ -17,6 +17,7 @@ import jinja2
 from tokenizers import Tokenizer
 
 from catenary_gateway.generation.text.chat_template import ChatTemplate, Message
+from catenary_gateway.generation.text.encoder_config import EncoderConfig
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES
 from catenary_services.content.hashing import digests
 from catenary_services.content.reading import VerifiedReading
@@ -45,6 +46,8 @@ _SPECIAL_TOKENS = (
 )
 """The special tokens that `transformers` passes to templates."""
 
+_USUAL = EncoderConfig()
+
 _log = get_logger("catenary_gateway.generation")
 
 
@@ -52,11 +55,17 @@ class TextCodec:
     """One model's tokenizer and chat template."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, vocabulary_size: int = 0
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        vocabulary_size: int = 0,
+        encoder: EncoderConfig = _USUAL,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
+        self.encoder = encoder
+        """The use of its answers, if the model is an encoder."""
         self._template = template
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocabulary_size = vocabulary_size or max(vocabulary.values(), default=-1) + 1
@@ -89,8 +98,14 @@ class TextCodec:
             template = None if source is None else ChatTemplate(source, _special_tokens(config))
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"chat template, line {error.lineno}: {error}") from None
-        size = _document(files, "config.json").get("vocab_size")
-        return cls(tokenizer, template, size if isinstance(size, int) else 0)
+        described = _document(files, "config.json")
+        size = described.get("vocab_size")
+        return cls(
+            tokenizer,
+            template,
+            size if isinstance(size, int) else 0,
+            EncoderConfig.of(described),
+        )
 
     @property
     def chats(self) -> bool:
@@ -104,7 +119,13 @@ class TextCodec:
         """
         return tokens * self._longest_token
 
-    def render(self, messages: Sequence[Message], variables: Mapping[str, object]) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, object],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Returns a conversation as the text that the model continues.
 
         Raises:
@@ -112,7 +133,9 @@ class TextCodec:
         """
         if self._template is None:
             raise InvalidInput("messages", "this model has no chat template; send it a prompt")
-        return self._template.render(messages, variables)
+        return self._template.render(
+            messages, variables, add_generation_prompt=add_generation_prompt
+        )
 
     async def encode(self, text: str, *, special_tokens: bool) -> list[int]:
         """Returns the tokens of a text.

@@ -1,0 +1,78 @@
+"""A route of the HTTP endpoints, with what is said about it in their description."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from catenary_gateway.openai_http.completion_request import CompletionRequest, Fields
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBody:
+    """A body that a function reads field by field: what it looks at are its fields."""
+
+    read: Callable[[Fields], CompletionRequest]
+    sample: Mapping[str, Any]
+    """The shortest body that it takes."""
+
+    def names(self) -> list[str]:
+        """Returns the names of all fields that are read of a body, in the order of reading."""
+        noted = _NotedFields(self.sample)
+        self.read(noted)
+        return list(noted.names)
+
+
+class _NotedFields(dict[str, Any]):
+    """The fields of a body, with a note of which were looked at."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self.names: dict[str, None] = {}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names[name] = None
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        self.names[name] = None
+        return super().__getitem__(name)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """A route: its method, its path, what answers it, and the form of its body."""
+
+    method: str
+    path: str
+    handler: Handler
+    body: type[msgspec.Struct] | ReadBody | None = None
+    streams: bool = False
+    """True if an answer may be a stream of events."""
+
+    @property
+    def definition(self) -> web.RouteDef:
+        """The route as the HTTP server takes it."""
+        if self.method == "GET":
+            return web.get(self.path, self.handler)
+        return web.route(self.method, self.path, self.handler)
+
+    @property
+    def summary(self) -> str:
+        """What the route does: the first sentence of its handler's documentation."""
+        return summary_of(self.handler)
+
+
+def summary_of(handler: object) -> str:
+    """Returns the first sentence of a handler's documentation, else the words of its name."""
+    said = (getattr(handler, "__doc__", None) or "").strip()
+    if said:
+        return " ".join(said.partition("\n\n")[0].split())
+    name = str(getattr(handler, "__name__", "")).strip("_").replace("_", " ")
+    return f"{name.capitalize()}."

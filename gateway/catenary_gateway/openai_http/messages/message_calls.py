@@ -1,0 +1,50 @@
+"""The paths of messages: to make one, and to count the tokens of a prompt."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from catenary_gateway.endpoints.http_calls import json_response
+from catenary_gateway.generation.intake import prompt_tokens
+from catenary_gateway.openai_http.answers import prediction_headers
+from catenary_gateway.openai_http.event_streams import stream_events, whole_text
+from catenary_gateway.openai_http.messages.message_answers import MessageWriter
+from catenary_gateway.openai_http.messages.message_request import (
+    FIELD_NAMES,
+    conversation_of,
+    message_of,
+)
+from catenary_gateway.openai_http.prompt_calls import PromptCall, fields_called, read_call
+from catenary_services.errors import InvalidInput
+
+_OWN_ID = "request-id"
+"""The header in which Anthropic's clients look for the id of a request."""
+
+
+async def answer_message(request: web.Request) -> web.StreamResponse:
+    """Answers a conversation in Anthropic's form."""
+    with fields_called(FIELD_NAMES):
+        async with (
+            read_call(request, message_of) as (call, wanted),
+            call.generation(wanted) as generation,
+        ):
+            writer, headers = MessageWriter(wanted.model), _headers(call)
+            if wanted.stream:
+                return await stream_events(request, headers, generation, writer)
+            document = writer.whole(generation, *await whole_text(generation))
+            headers |= prediction_headers(generation)
+    return json_response(document, headers=headers)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    """Counts the tokens of a conversation, as the model would be given it."""
+    async with read_call(request, conversation_of) as (call, wanted):
+        model, codec = await call.pipeline.codec(call.principal, wanted.model)
+        if not model.generates:
+            raise InvalidInput("model", f"{model.key.name!r} does not generate text")
+        ids = await prompt_tokens(model, codec, wanted.prompt, "messages")
+    return json_response({"input_tokens": len(ids)}, headers=_headers(call))
+
+
+def _headers(call: PromptCall) -> dict[str, str]:
+    return {**call.headers, _OWN_ID: call.id}

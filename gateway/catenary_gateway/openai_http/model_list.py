@@ -1,0 +1,62 @@
+"""The list of models that take texts or prompts, and the version of the server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.catalog import Model
+from catenary_gateway.endpoints.http_calls import PIPELINE, enter, json_response
+from catenary_gateway.endpoints.repository import server_version
+from catenary_services.errors import ModelNotFound
+
+_OWNER = "catenary"
+_SHOWN = 100
+_STARTED = int(time.time())
+
+
+async def answer_version(request: web.Request) -> web.Response:
+    """Says the server's version."""
+    enter(request)
+    return json_response({"version": server_version()})
+
+
+async def answer_models(request: web.Request) -> web.Response:
+    """Lists the models that generate text and the encoders, the newest version of each."""
+    pipeline = request.app[PIPELINE]
+    enter(request)
+    listed = [_document(model, name) for name, model in _text_models(pipeline).items()]
+    return json_response({"object": "list", "data": listed})
+
+
+async def answer_model(request: web.Request) -> web.Response:
+    """Describes one model, by its name or `name:version`."""
+    pipeline = request.app[PIPELINE]
+    enter(request)
+    reference = request.match_info["model"]
+    name, _, version = reference.partition(":")
+    model = pipeline.catalog.find(name, version)
+    if not model.takes_texts:
+        shown = reference[:_SHOWN]
+        raise ModelNotFound(f"no model {shown!r} that takes texts", details={"model": shown})
+    return json_response(_document(model, reference))
+
+
+def _text_models(pipeline: RequestPipeline) -> dict[str, Model]:
+    models = pipeline.catalog.models()
+    names = dict.fromkeys(model.key.name for model in models if model.takes_texts)
+    return {name: pipeline.catalog.find(name, "") for name in names}
+
+
+def _document(model: Model, reference: str) -> dict[str, Any]:
+    return {
+        "id": reference,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": _OWNER,
+        # vLLM's name for it; load tools look for it.
+        "max_model_len": model.most_tokens,
+    }
