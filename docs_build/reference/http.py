@@ -9,13 +9,15 @@ from aiohttp import web
 from catenary_gateway import openai_http
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.oip import oip_http
+from catenary_gateway.openai_http.paths import ROUTES
 from catenary_services.errors import InternalError
 from docs_build.reference.markdown import code, page, table
 
 _INTRO = """\
 A gateway serves every protocol on one port (`http_port`). With `api_keys_file` set, requests
-carry `Authorization: Bearer KEY`, except the page of the dashboard and those for `/healthz`,
-`/health`, `/readyz` and `/v2/health/...`, which probes ask. `x-request-id` is echoed,
+carry `Authorization: Bearer KEY` (or `X-Api-Key: KEY`), except the page of the dashboard, `/docs`
+and `/openapi.json`, and those for `/healthz`, `/health`, `/readyz` and `/v2/health/...`, which probes
+ask. `x-request-id` is echoed,
 `traceparent` is followed. Errors have the status of [the table of errors](errors.md). [The OpenAI
 paths](../openai.md) have a page of their own."""
 
@@ -37,11 +39,9 @@ DESCRIPTIONS: dict[tuple[str, str], str] = {
     "`parameters` may hold `slo_ms`, `deadline_unix_ms` and `priority`.",
     ("POST", f"{_VERSION}/infer"): "The same with a version.",
     ("POST", "/v2/repository/index"): "Models of the repository, and which are ready.",
-    ("GET", "/v1/models"): "Models that generate text.",
-    ("GET", "/v1/models/{model}"): "One of them.",
-    ("POST", "/v1/chat/completions"): "Answers a chat, whole or as a stream of events.",
-    ("POST", "/v1/completions"): "Goes on with a text.",
-    ("GET", "/version"): "Version of the server, as vLLM tells it.",
+    **{(route.method, route.path): route.summary for route in ROUTES},
+    ("GET", "/openapi.json"): "These routes as an OpenAPI document, without those of the dashboard.",
+    ("GET", "/docs"): "The same as a page.",
     ("GET", "/"): "The dashboard. The page holds no data; it asks for a key with the scope `view`.",
     ("GET", "/dashboard/assets/{name}"): "Its styles, scripts and pictures.",
     ("GET", "/dashboard/v1/status"): "Cluster, agents, models and this gateway, as JSON.",

@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FileDescriptor
 
 import catenary
+from catenary_gateway.openai_http.paths import ROUTES
 from catenary_protos.catenary.v1 import (
     admin_pb2,
     agent_pb2,
@@ -145,7 +146,7 @@ def test_every_route_is_there_and_no_other(pages) -> None:
         for file in (ROOT / "gateway").rglob("*.py")
         for found in re.findall(r"web\.(?:get|post|put|patch|delete|route)\(", file.read_text())
     ]
-    assert len(defined) == len(DESCRIPTIONS)
+    assert len(defined) + len(ROUTES) == len(DESCRIPTIONS)
     for method, path in DESCRIPTIONS:
         _row(pages["http.md"], f"| {method} | `{path}` |")
 

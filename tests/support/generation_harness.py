@@ -204,7 +204,13 @@ async def answering(session: Session) -> None:
 
 @asynccontextmanager
 async def text_stage(
-    tmp_path: Path, *, agents: int = 1, exporter=None, models=(), **settings: object
+    tmp_path: Path,
+    *,
+    agents: int = 1,
+    exporter=None,
+    models=(),
+    agent_type: type[TextAgent] = TextAgent,
+    **settings: object,
 ) -> AsyncIterator[TextStage]:
     """Starts everything; nothing may be left over at the end."""
     text_model(tmp_path / "models")
@@ -212,7 +218,7 @@ async def text_stage(
     scheduler = SessionScheduler(served)
     transports = TransportSettings(runtime_dir=tmp_path / "run")
     names = [f"agent-{number}" for number in range(agents)]
-    team = [TextAgent(name, TransportHub(name, transports)) for name in names]
+    team = [agent_type(name, TransportHub(name, transports)) for name in names]
     settings = {"model_repository": tmp_path / "models", **settings}
     started = gateway_among(tmp_path, scheduler, team, exporter=exporter, **settings)
     async with started as gateway:

@@ -34,7 +34,7 @@ class KeyLimits:
     requests: RateLimit | None = None
     """Rate of requests; None without a limit."""
     tokens: RateLimit | None = None
-    """Rate of tokens in generations, prompts and answers together; None without a limit."""
+    """Rate of tokens of prompts, answers and texts for encoders together; None without a limit."""
     share: float = 1.0
     """Weight of the key when keys want more than there is: twice the share gets twice as much."""
 

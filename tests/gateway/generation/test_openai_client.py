@@ -13,7 +13,7 @@ import aiohttp
 import openai
 import pytest
 
-from catenary_gateway.openai_http import answers as openai_stream
+from catenary_gateway.openai_http import event_streams
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.security.keys import add_key
 from gateway_harness import Down
@@ -453,7 +453,7 @@ async def test_a_client_that_disconnects_cancels_its_answer(tmp_path: Path) -> N
 async def test_a_client_that_reads_nothing_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai_stream, "READ_GRACE_S", 0.2)
+    monkeypatch.setattr(event_streams, "READ_GRACE_S", 0.2)
     tokens = 1_000
 
     async def babbling(session: Session) -> None:

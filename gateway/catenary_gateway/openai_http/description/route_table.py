@@ -12,6 +12,11 @@ from aiohttp import web
 from catenary_gateway.openai_http.completion_request import CompletionRequest, Fields
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_DEFINED: Mapping[str, Callable[[str, Handler], web.RouteDef]] = {
+    "GET": web.get,
+    "POST": web.post,
+    "DELETE": web.delete,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,7 @@ class HttpRoute:
     @property
     def definition(self) -> web.RouteDef:
         """The route as the HTTP server takes it."""
-        if self.method == "GET":
-            return web.get(self.path, self.handler)
-        return web.route(self.method, self.path, self.handler)
+        return _DEFINED[self.method](self.path, self.handler)
 
     @property
     def summary(self) -> str:
