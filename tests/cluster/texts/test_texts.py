@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,66 +13,15 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from catenary import Client
-from catenary_agent.encoders.importing import EncoderOptions, import_encoder
-from catenary_agent.preparing import cutting
-from catenary_agent.preparing.prepare import prepare_model
-from catenary_services.domain.ids import ModelKey
-from catenary_services.models.model_repository import ModelRepository
-from cluster_harness import RunningCluster, running_cluster
-from small_models.jail_here import run_here
-from small_models.text_models import WORDS, write_encoder, write_words
+from cluster_harness import RunningCluster
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-SENTENCES = ModelKey("sentences", "1")
 TEXTS = np.array([[b"Cat", b"dog"], ["Übung".encode(), b""]], np.object_)
 TWICE = [b"CatCat", b"dogdog", "ÜbungÜbung".encode(), b""]
 SUMS = [4.0, -2.0]
 PIECES = ["the cat sat on a mat .", "dog", "a dog on the mat sat", "cat " * 30]
-
-
-def halves(blocks: int) -> list[dict[str, object]]:
-    middle = max(1, blocks // 2)
-    return [
-        {"blocks": [0, middle], "agents": ["agent-0"]},
-        {"blocks": [middle, blocks], "agents": ["agent-1"]},
-    ]
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_encoder(
-        tmp_path_factory.mktemp("encoder"),
-        modules=[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")],
-        **{"1_Pooling__config": {"pooling_mode_mean_tokens": True}},
-    )
-
-
-@pytest.fixture(scope="module")
-def cluster(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    data_dir = tmp_path_factory.mktemp("texts")
-    repository = ModelRepository(data_dir / "models")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
-        patch.setattr("catenary_agent.preparing.prepare.run_jailed", run_here)
-        patch.setattr("catenary_agent.encoders.importing.run_jailed", run_here)
-        write_words(repository)
-        tables = {
-            WORDS: prepare_model(repository, WORDS, blocks=3),
-            SENTENCES: import_encoder(repository, encoder, SENTENCES, EncoderOptions(blocks=4)),
-        }
-    models = [
-        {
-            "name": key.name,
-            "slo_ms": 20_000,
-            "pipelines": [{"batch": 4, "partitions": halves(table.blocks)}],
-        }
-        for key, table in tables.items()
-    ]
-    names = tuple(key.name for key in tables)
-    with running_cluster(data_dir, models=names, placement={"models": models}, agents=2) as running:
-        yield running
 
 
 def test_strings_over_grpc_raw_and_typed(cluster: RunningCluster) -> None:

@@ -67,7 +67,7 @@ async def test_a_conversation_is_answered(running: TextStage) -> None:
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {
-            "input_tokens": 31,
+            "input_tokens": 33,
             "output_tokens": 7,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,

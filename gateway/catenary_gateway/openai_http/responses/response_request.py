@@ -21,7 +21,11 @@ from catenary_gateway.openai_http.bodies import (
 from catenary_gateway.openai_http.completion_request import CompletionRequest, Fields, chat_of
 from catenary_services.errors import InvalidInput
 
-FIELD_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
+FIELD_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+}
 """The names of fields here, by those in a chat completion."""
 _MOST_METADATA = 16
 _TEXT_PARTS = ("input_text", "output_text", "text")
