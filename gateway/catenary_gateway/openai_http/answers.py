@@ -11,7 +11,7 @@ from aiohttp import web
 from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import AnswerChunk
 from catenary_gateway.openai_http.completion_request import CompletionRequest
-from catenary_gateway.openai_http.event_streams import event_of, streamed
+from catenary_gateway.openai_http.event_streams import event_of, prediction_headers, streamed
 from catenary_gateway.openai_http.event_streams import send as _send
 from catenary_services.grpc.error_tables import error_of_exception, openai_body
 
@@ -25,19 +25,6 @@ def usage_of(generation: GenerationStream) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
-
-
-def prediction_headers(generation: GenerationStream) -> dict[str, str]:
-    """Returns headers with the scheduler's predictions for an answer, in milliseconds.
-
-    OpenAI's bodies have no place for predictions. A prediction that is unknown has no header.
-    """
-    report = generation.objectives
-    predicted_ns = {
-        "x-predicted-ttft-ms": report.predicted_first_token_ns,
-        "x-predicted-tpot-ms": report.predicted_per_token_ns,
-    }
-    return {name: f"{ns / 1e6:.3f}" for name, ns in predicted_ns.items() if ns}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,19 @@ def event_of(document: Mapping[str, Any], name: str = "") -> bytes:
     return head + b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
+def prediction_headers(generation: GenerationStream) -> dict[str, str]:
+    """Returns headers with the scheduler's predictions for an answer, in milliseconds.
+
+    OpenAI's bodies have no place for predictions. A prediction that is unknown has no header.
+    """
+    report = generation.objectives
+    predicted_ns = {
+        "x-predicted-ttft-ms": report.predicted_first_token_ns,
+        "x-predicted-tpot-ms": report.predicted_per_token_ns,
+    }
+    return {name: f"{ns / 1e6:.3f}" for name, ns in predicted_ns.items() if ns}
+
+
 async def streamed(
     request: web.Request,
     headers: Mapping[str, str],
@@ -115,7 +128,7 @@ async def stream_events(
         for event in writer.end(generation, reason):
             await send(response, event)
 
-    return await streamed(request, headers, write)
+    return await streamed(request, {**headers, **prediction_headers(generation)}, write)
 
 
 async def whole_text(generation: GenerationStream) -> tuple[str, str]:

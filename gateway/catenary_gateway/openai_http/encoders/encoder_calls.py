@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,7 +45,17 @@ class EncoderBody(msgspec.Struct, kw_only=True):
     priority: Priority = 0
 
 
-T = TypeVar("T", bound=EncoderBody)
+class EncoderRequest(Protocol):
+    """What of every request to an encoder is known once its body was checked."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+
+T = TypeVar("T", bound=EncoderRequest)
 CUT = {
     "truncate_prompt_tokens": ((-1,), "is not offered: texts are cut at what the model takes"),
 }

@@ -6,8 +6,11 @@ from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.generation.intake import prompt_tokens
-from catenary_gateway.openai_http.answers import prediction_headers
-from catenary_gateway.openai_http.event_streams import stream_events, whole_text
+from catenary_gateway.openai_http.event_streams import (
+    prediction_headers,
+    stream_events,
+    whole_text,
+)
 from catenary_gateway.openai_http.messages.message_answers import MessageWriter
 from catenary_gateway.openai_http.messages.message_request import (
     FIELD_NAMES,
