@@ -1,12 +1,13 @@
 """The HTTP paths that OpenAI's, vLLM's, Cohere's and Anthropic's clients call.
 
 paths               the table of all of them
-prompt_calls        what all have in common, from the headers to the session or the data plane
+calls               what all have in common
 completion_request  the body of a completion or chat, as what the session plane takes
 completions         these two, whose answers are written by `answers`
-bodies              bodies as types, and what is refused of them
-event_streams       answers as server-sent events
-responses, messages, encoders   the protocols built on these
+responses           OpenAI's newer form of a chat
+anthropic           Anthropic's form of a chat
+encoders            embeddings, scores and reranking
+models              the list of models, and their tokenizers
 description         `/openapi.json` and `/docs`
 
 What changes the answer and is not offered is refused by the field. Other unknown fields are

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import AnswerChunk
+from catenary_gateway.openai_http.calls.event_streams import event_of, prediction_headers, streamed
+from catenary_gateway.openai_http.calls.event_streams import send as _send
 from catenary_gateway.openai_http.completion_request import CompletionRequest
-from catenary_gateway.openai_http.event_streams import event_of, prediction_headers, streamed
-from catenary_gateway.openai_http.event_streams import send as _send
 from catenary_services.grpc.error_tables import error_of_exception, openai_body
 
 

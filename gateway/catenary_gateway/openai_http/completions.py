@@ -8,14 +8,14 @@ from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.openai_http.answers import AnswerWriter, stream_answer, usage_of
+from catenary_gateway.openai_http.calls.event_streams import prediction_headers, whole_text
+from catenary_gateway.openai_http.calls.prompt_calls import read_call
 from catenary_gateway.openai_http.completion_request import (
     CompletionRequest,
     Fields,
     chat_of,
     completion_of,
 )
-from catenary_gateway.openai_http.event_streams import prediction_headers, whole_text
-from catenary_gateway.openai_http.prompt_calls import read_call
 
 
 async def answer_chat(request: web.Request) -> web.StreamResponse:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
+from catenary_gateway.openai_http.anthropic.message_calls import answer_message, count_tokens
+from catenary_gateway.openai_http.anthropic.message_request import ConversationBody, MessageBody
 from catenary_gateway.openai_http.completion_request import chat_of, completion_of
 from catenary_gateway.openai_http.completions import answer_chat, answer_completion
 from catenary_gateway.openai_http.description.openapi import openapi_document
@@ -15,21 +17,23 @@ from catenary_gateway.openai_http.description.route_table import HttpRoute, Read
 from catenary_gateway.openai_http.encoders.embeddings import EmbeddingBody, answer_embeddings
 from catenary_gateway.openai_http.encoders.reranking import RerankBody, answer_rerank
 from catenary_gateway.openai_http.encoders.scores import ScoreBody, answer_scores
-from catenary_gateway.openai_http.messages.message_calls import answer_message, count_tokens
-from catenary_gateway.openai_http.messages.message_request import ConversationBody, MessageBody
-from catenary_gateway.openai_http.model_list import answer_model, answer_models, answer_version
+from catenary_gateway.openai_http.models.model_list import (
+    answer_model,
+    answer_models,
+    answer_version,
+)
+from catenary_gateway.openai_http.models.tokenizing import (
+    DetokenizeBody,
+    TokenizeBody,
+    answer_text,
+    answer_tokens,
+)
 from catenary_gateway.openai_http.responses.response_calls import (
     answer_kept_response,
     answer_response,
     delete_response,
 )
 from catenary_gateway.openai_http.responses.response_request import ResponseBody
-from catenary_gateway.openai_http.tokenizing import (
-    DetokenizeBody,
-    TokenizeBody,
-    answer_text,
-    answer_tokens,
-)
 
 _CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 _PROMPT = {"model": "m", "prompt": "hi"}

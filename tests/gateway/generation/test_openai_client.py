@@ -13,7 +13,7 @@ import aiohttp
 import openai
 import pytest
 
-from catenary_gateway.openai_http import event_streams
+from catenary_gateway.openai_http.calls import event_streams
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.security.keys import add_key
 from gateway_harness import Down

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from catenary_gateway.openai_http.bodies import SamplingBody
+from catenary_gateway.openai_http.calls.bodies import SamplingBody
 from catenary_gateway.openai_http.completion_request import chat_of, completion_of
 from catenary_gateway.openai_http.description.openapi import _KNOWN_FIELDS
 from catenary_gateway.openai_http.description.route_table import ReadBody

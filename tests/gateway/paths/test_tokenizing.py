@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from catenary_gateway.openai_http import tokenizing
+from catenary_gateway.openai_http.models import tokenizing
 from catenary_services.security.keys import add_key
 from generation_harness import SESSION_TOKENS, TextStage
 from small_models.encoder_agent import MOST, SENTENCES, all_paths_stage, word_tokenizer

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from catenary_gateway.endpoints.repository import server_version
-from catenary_gateway.openai_http.bodies import SamplingBody
+from catenary_gateway.openai_http.calls.bodies import SamplingBody
 from catenary_gateway.openai_http.description.route_table import HttpRoute, ReadBody, summary_of
 
 Document = dict[str, Any]

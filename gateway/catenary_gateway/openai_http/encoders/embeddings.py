@@ -13,7 +13,7 @@ from aiohttp import web
 from catenary_gateway.catalog import EMBEDDING, Model
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP
 from catenary_gateway.generation.text.encoder_config import EncoderConfig
-from catenary_gateway.openai_http.bodies import refuse, typed
+from catenary_gateway.openai_http.calls.bodies import refuse, typed
 from catenary_gateway.openai_http.completion_request import Fields
 from catenary_gateway.openai_http.encoders.encoder_calls import (
     CUT,

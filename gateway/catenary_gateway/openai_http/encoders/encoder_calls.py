@@ -17,14 +17,14 @@ from catenary_gateway.catalog import Model
 from catenary_gateway.data_plane import DEFAULT_SLO_NS
 from catenary_gateway.generation.intake import TOO_LONG, is_unicode
 from catenary_gateway.inference import LONGEST_BUDGET_NS, InferenceOptions, InferenceRequest
-from catenary_gateway.openai_http.bodies import ModelName, UserName
-from catenary_gateway.openai_http.completion_request import Fields
-from catenary_gateway.openai_http.prompt_calls import (
+from catenary_gateway.openai_http.calls.bodies import ModelName, UserName
+from catenary_gateway.openai_http.calls.prompt_calls import (
     PromptCall,
     duration_ns,
     fields_called,
     read_call,
 )
+from catenary_gateway.openai_http.completion_request import Fields
 from catenary_gateway.tensors.raw_tensors import object_array
 from catenary_services.errors import InvalidInput
 

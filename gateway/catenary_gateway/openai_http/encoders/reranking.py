@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
-from catenary_gateway.openai_http.bodies import refuse, typed
+from catenary_gateway.openai_http.calls.bodies import refuse, typed
 from catenary_gateway.openai_http.completion_request import Fields
 from catenary_gateway.openai_http.encoders.encoder_calls import (
     CUT,

@@ -18,7 +18,7 @@ from aiohttp import web
 from catenary_gateway.catalog import EMBEDDING, LOGITS
 from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.generation.text.encoder_config import IDENTITY, SIGMOID
-from catenary_gateway.openai_http.bodies import refuse, typed
+from catenary_gateway.openai_http.calls.bodies import refuse, typed
 from catenary_gateway.openai_http.completion_request import Fields
 from catenary_gateway.openai_http.encoders.encoder_calls import (
     CUT,

@@ -8,12 +8,12 @@ from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import enter, json_response
 from catenary_gateway.generation.text.chat_template import Message
-from catenary_gateway.openai_http.event_streams import (
+from catenary_gateway.openai_http.calls.event_streams import (
     prediction_headers,
     stream_events,
     whole_text,
 )
-from catenary_gateway.openai_http.prompt_calls import fields_called, read_call
+from catenary_gateway.openai_http.calls.prompt_calls import fields_called, read_call
 from catenary_gateway.openai_http.responses.response_answers import Document, ResponseWriter
 from catenary_gateway.openai_http.responses.response_request import (
     FIELD_NAMES,

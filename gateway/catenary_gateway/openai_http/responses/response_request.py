@@ -10,7 +10,7 @@ import msgspec
 
 from catenary_gateway.generation.intake import MOST_MESSAGES
 from catenary_gateway.generation.text.chat_template import Message
-from catenary_gateway.openai_http.bodies import (
+from catenary_gateway.openai_http.calls.bodies import (
     ModelName,
     SamplingBody,
     UserName,

@@ -6,18 +6,18 @@ from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.generation.intake import prompt_tokens
-from catenary_gateway.openai_http.event_streams import (
-    prediction_headers,
-    stream_events,
-    whole_text,
-)
-from catenary_gateway.openai_http.messages.message_answers import MessageWriter
-from catenary_gateway.openai_http.messages.message_request import (
+from catenary_gateway.openai_http.anthropic.message_answers import MessageWriter
+from catenary_gateway.openai_http.anthropic.message_request import (
     FIELD_NAMES,
     conversation_of,
     message_of,
 )
-from catenary_gateway.openai_http.prompt_calls import PromptCall, fields_called, read_call
+from catenary_gateway.openai_http.calls.event_streams import (
+    prediction_headers,
+    stream_events,
+    whole_text,
+)
+from catenary_gateway.openai_http.calls.prompt_calls import PromptCall, fields_called, read_call
 from catenary_services.errors import InvalidInput
 
 _OWN_ID = "request-id"

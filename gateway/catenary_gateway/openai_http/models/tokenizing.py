@@ -12,9 +12,9 @@ from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.generation.intake import is_unicode
 from catenary_gateway.generation.request import ChatPrompt
 from catenary_gateway.generation.text.text_codec import TextCodec
-from catenary_gateway.openai_http.bodies import ModelName, refuse, typed
+from catenary_gateway.openai_http.calls.bodies import ModelName, refuse, typed
+from catenary_gateway.openai_http.calls.prompt_calls import read_call
 from catenary_gateway.openai_http.completion_request import Fields, chat_of
-from catenary_gateway.openai_http.prompt_calls import read_call
 from catenary_services.errors import InvalidInput
 
 MOST_CHARACTERS = 1 << 20

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from catenary_gateway.generation.text.chat_template import Message
-from catenary_gateway.openai_http.bodies import ModelName, refuse, typed
+from catenary_gateway.openai_http.calls.bodies import ModelName, refuse, typed
 from catenary_gateway.openai_http.completion_request import CompletionRequest, Fields, chat_of
 from catenary_services.errors import InvalidInput
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from catenary_gateway.generation.plane import GenerationStream
-from catenary_gateway.openai_http.event_streams import event_of
+from catenary_gateway.openai_http.calls.event_streams import event_of
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc.error_tables import anthropic_body
 
