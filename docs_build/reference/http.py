@@ -16,9 +16,8 @@ from docs_build.reference.markdown import code, page, table
 _INTRO = """\
 A gateway serves every protocol on one port (`http_port`). With `api_keys_file` set, requests
 carry `Authorization: Bearer KEY` (or `X-Api-Key: KEY`), except the page of the dashboard, `/docs`
-and `/openapi.json`, and those for `/healthz`, `/health`, `/readyz` and `/v2/health/...`, which probes
-ask. `x-request-id` is echoed,
-`traceparent` is followed. Errors have the status of [the table of errors](errors.md). [The OpenAI
+and `/openapi.json`, and those for `/healthz`, `/health`, `/readyz` and `/v2/health/...`, which
+probes ask. `x-request-id` is echoed, `traceparent` is followed. Errors have the status of [the table of errors](errors.md). [The OpenAI
 paths](../openai.md) have a page of their own."""
 
 _MODEL, _VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
@@ -40,7 +39,7 @@ DESCRIPTIONS: dict[tuple[str, str], str] = {
     ("POST", f"{_VERSION}/infer"): "The same with a version.",
     ("POST", "/v2/repository/index"): "Models of the repository, and which are ready.",
     **{(route.method, route.path): route.summary for route in ROUTES},
-    ("GET", "/openapi.json"): "These routes as an OpenAPI document, without those of the dashboard.",
+    ("GET", "/openapi.json"): "These routes but the dashboard's as an OpenAPI document.",
     ("GET", "/docs"): "The same as a page.",
     ("GET", "/"): "The dashboard. The page holds no data; it asks for a key with the scope `view`.",
     ("GET", "/dashboard/assets/{name}"): "Its styles, scripts and pictures.",
