@@ -17,7 +17,8 @@ _INTRO = """\
 A gateway serves every protocol on one port (`http_port`). With `api_keys_file` set, requests
 carry `Authorization: Bearer KEY` (or `X-Api-Key: KEY`), except the page of the dashboard, `/docs`
 and `/openapi.json`, and those for `/healthz`, `/health`, `/readyz` and `/v2/health/...`, which
-probes ask. `x-request-id` is echoed, `traceparent` is followed. Errors have the status of [the table of errors](errors.md). [The OpenAI
+probes ask. `x-request-id` is echoed, `traceparent` is followed. Errors have the
+status of [the table of errors](errors.md). [The OpenAI
 paths](../openai.md) have a page of their own."""
 
 _MODEL, _VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
