@@ -14,6 +14,7 @@ MAX_SEED = (1 << 64) - 1
 MAX_STOP_TEXTS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_BIASED_TOKENS = 1024
+MAX_GRAMMAR_BYTES = 65_536
 _MAX_TOKENS = 1 << 31
 
 
@@ -54,6 +55,9 @@ class SamplingParameters:
     none, with 1 all but the likeliest."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token ids, each at most once, with the values added to their logits before anything else."""
+    grammar: str = ""
+    """What the answer must match, in the serial form of llguidance: JSON with "grammars", or Lark.
+    Empty: anything."""
 
     def __post_init__(self) -> None:
         _check_integer("max_tokens", self.max_tokens, _MAX_TOKENS)
@@ -72,6 +76,7 @@ class SamplingParameters:
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_bias(self.logit_bias)
+        _check_grammar(self.grammar)
         if self.seed is not None:
             _check_integer("seed", self.seed, MAX_SEED)
         if len(self.stop) > MAX_STOP_TEXTS:
@@ -140,6 +145,15 @@ def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
         _check_number("logit_bias", value, -100.0, 100.0)
     if len({token for token, _ in bias}) < len(bias):
         raise InvalidInput("logit_bias", "names a token twice")
+
+
+def _check_grammar(grammar: str) -> None:
+    try:
+        size = len(grammar.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput("grammar", "has halves of characters (lone surrogates)") from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidInput("grammar", f"{size} bytes, at most {MAX_GRAMMAR_BYTES} allowed")
 
 
 def _check_integer(field: str, value: int, highest: int) -> None:

@@ -26,6 +26,7 @@ def sampling_of_message(message: generation_pb2.SamplingParameters) -> SamplingP
         frequency_penalty=message.frequency_penalty,
         min_p=message.min_p,
         logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
+        grammar=message.grammar,
     )
 
 
@@ -48,4 +49,5 @@ def message_of_sampling(parameters: SamplingParameters) -> generation_pb2.Sampli
             generation_pb2.TokenBias(token_id=token, bias=bias)
             for token, bias in parameters.logit_bias
         ],
+        grammar=parameters.grammar,
     )
