@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from catenary_gateway.catalog import Model
+from catenary_gateway.generation.forms.answer_form import AnswerForm
+from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.request import (
     CHAT,
     TEXT_COMPLETION,
@@ -16,7 +20,6 @@ from catenary_gateway.generation.request import (
     Prompt,
     TextPrompt,
 )
-from catenary_gateway.generation.text.chat_template import Message
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import InvalidInput
@@ -44,12 +47,13 @@ async def request_of(
             and answer together may be longer than a session.
     """
     field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-    ids = await _tokens_of(model, codec, prompt, field)
+    ids, form = await _tokens_of(model, codec, prompt, field)
     if not ids:
         raise InvalidInput(field, "is empty")
     if len(ids) >= model.session_tokens:
         raise _too_long(model, field, f"has {len(ids)} tokens and leaves no room for an answer")
     seed = random.SystemRandom().getrandbits(_SEED_BITS)
+    sampling = replace(sampling, grammar=form.grammar(sampling.grammar))
     try:
         resolved = sampling.resolved(len(ids), model.session_tokens, seed)
     except InvalidInput as error:
@@ -65,6 +69,7 @@ async def request_of(
         sampling=resolved,
         codec=codec,
         options=options,
+        form=form,
     )
 
 
@@ -77,22 +82,27 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-async def _tokens_of(model: Model, codec: TextCodec, prompt: Prompt, field: str) -> Sequence[int]:
+async def _tokens_of(
+    model: Model, codec: TextCodec, prompt: Prompt, field: str
+) -> tuple[Sequence[int], AnswerForm]:
+    form = AnswerForm()
     match prompt:
-        case ChatPrompt(messages, variables):
+        case ChatPrompt(messages, variables, tools):
             _check_messages(messages, codec.most_characters(model.session_tokens), model)
-            text = codec.render(messages, variables)
+            text = codec.render(messages, variables, tools.shown if tools is not None else ())
+            if prompt.parsed:
+                form = AnswerForm.of(codec.forms, tools, text)
             add_special_tokens = False
         case TextPrompt(text):
             add_special_tokens = True
         case _:
-            return _checked("prompt", prompt.token_ids, codec.vocabulary_size)
+            return _checked("prompt", prompt.token_ids, codec.vocabulary_size), form
     if not is_unicode(text):
         raise InvalidInput(field, "has halves of characters (lone surrogates)")
     if len(text) > codec.most_characters(model.session_tokens):
         # Text that can never fit is refused before the work of encoding it.
         raise _too_long(model, field, f"has {len(text)} characters")
-    return await codec.encode(text, special_tokens=add_special_tokens)
+    return await codec.encode(text, special_tokens=add_special_tokens), form
 
 
 def _check_messages(messages: Sequence[Message], most_characters: int, model: Model) -> None:
@@ -100,7 +110,8 @@ def _check_messages(messages: Sequence[Message], most_characters: int, model: Mo
     if len(messages) > MOST_MESSAGES:
         raise InvalidInput("messages", f"are {len(messages)}, at most {MOST_MESSAGES} may be")
     texts = (text for each in messages for text in each.values() if isinstance(text, str))
-    characters = sum(map(len, texts))
+    calls = (each["tool_calls"] for each in messages if "tool_calls" in each)
+    characters = sum(map(len, texts)) + sum(len(json.dumps(each)) for each in calls)
     if characters > most_characters:
         raise _too_long(model, "messages", f"has {characters} characters")
 

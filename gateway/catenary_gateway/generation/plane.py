@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from catenary_gateway.data_plane import Outbox
+from catenary_gateway.generation.forms.events import AnswerParser
 from catenary_gateway.generation.record import chain_changes, finished_session, objectives_report
 from catenary_gateway.generation.request import AnswerChunk, GenerationRequest
 from catenary_gateway.generation.sessions.active_starts import ActiveStarts, StartDeps
@@ -56,6 +57,10 @@ class GenerationStream:
                 before is returned first.
         """
         return await self._session.read()
+
+    def parser(self) -> AnswerParser:
+        """Returns a reader that takes calls and reasoning out of the answer's text."""
+        return self._session.request.form.parser()
 
     @property
     def prompt_tokens(self) -> int:

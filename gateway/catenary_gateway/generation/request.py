@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.generation.text.chat_template import Message
+from catenary_gateway.generation.forms.answer_form import AnswerForm
+from catenary_gateway.generation.forms.conversations import Message
+from catenary_gateway.generation.forms.tool_use import ToolUse
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_services.domain.sampling import SamplingParameters
@@ -24,6 +26,10 @@ class ChatPrompt:
 
     messages: Sequence[Message]
     variables: Mapping[str, object] = field(default_factory=dict)
+    tools: ToolUse | None = None
+    """The tools that the model may call; None if there are none."""
+    parsed: bool = False
+    """True if calls and reasoning are taken out of the answer, False if it stays one text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class GenerationRequest:
     """Sampling parameters in which `max_tokens` and `seed` have values."""
     codec: TextCodec
     options: GenerationOptions
+    form: AnswerForm = AnswerForm()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from aiohttp import web
 from catenary_gateway.catalog import Model
 from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import AnswerChunk
+from catenary_gateway.openai_http.chat_parts import ChatParts, Delta
 from catenary_gateway.openai_http.completion_request import CompletionRequest
 from catenary_services.grpc.error_tables import error_of_exception, openai_body
 
@@ -70,38 +71,36 @@ class AnswerWriter:
     chat: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, text: str, finish_reason: str, usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, parts: ChatParts, finish_reason: str, usage: dict[str, Any]) -> dict[str, Any]:
         """Returns the answer to a request that is not streamed."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+        choice: dict[str, Any] = {"index": 0, "logprobs": None}
+        choice["finish_reason"] = parts.finish_reason(finish_reason)
         if self.chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            choice["message"] = parts.message()
         else:
-            choice["text"] = text
+            choice["text"] = parts.message()["content"]
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": [choice], "usage": usage}
 
     def chunk(
-        self, text: str, finish_reason: str, usage: dict[str, Any] | None, *, first: bool = False
+        self, delta: Delta, finish_reason: str, usage: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Returns one chunk of a stream.
 
         Args:
-            text: The new text; may be empty.
+            delta: What is new; may be empty. Of completions only the content counts.
             finish_reason: The reason in the last chunk of the choice; empty in all others.
             usage: The usage so far; None leaves it out.
-            first: Whether this chunk opens the answer; only chats have such a chunk.
         """
         choice: dict[str, Any] = {
             "index": 0,
             "logprobs": None,
             "finish_reason": finish_reason or None,
         }
-        if not self.chat:
-            choice["text"] = text
-        elif first:
-            choice["delta"] = {"role": "assistant", "content": text}
+        if self.chat:
+            choice["delta"] = delta
         else:
-            choice["delta"] = {"content": text} if text else {}
+            choice["text"] = delta.get("content", "")
         chunk = {**self._head(self._chunk_kind), "choices": [choice]}
         if usage is not None:
             chunk["usage"] = usage
@@ -184,14 +183,19 @@ async def _write(
     generation: GenerationStream,
     piece: AnswerChunk | None,
 ) -> None:
-    continuous = wanted.continuous_usage
+    def usage() -> dict[str, Any] | None:
+        return usage_of(generation) if wanted.continuous_usage else None
+
+    parts = ChatParts(generation.parser(), reasoning=wanted.include_reasoning)
     if writer.chat:
-        usage = usage_of(generation) if continuous else None
-        await _send(response, event_of(writer.chunk("", "", usage, first=True)))
+        await _send(response, event_of(writer.chunk(parts.first_delta(), "", usage())))
     while piece is not None:
-        if piece.text or piece.finish_reason:
-            usage = usage_of(generation) if continuous else None
-            await _send(response, event_of(writer.chunk(piece.text, piece.finish_reason, usage)))
+        *deltas, last = parts.take(piece) or [{}]
+        for delta in deltas:
+            await _send(response, event_of(writer.chunk(delta, "", usage())))
+        if last or piece.finish_reason:
+            reason = parts.finish_reason(piece.finish_reason)
+            await _send(response, event_of(writer.chunk(last, reason, usage())))
         if piece.finish_reason:
             break
         try:

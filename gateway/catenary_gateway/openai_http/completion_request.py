@@ -9,6 +9,8 @@ from typing import Any
 
 from catenary_gateway.generation.intake import is_unicode
 from catenary_gateway.generation.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from catenary_gateway.openai_http.messages import messages_of
+from catenary_gateway.openai_http.tool_fields import tools_of
 from catenary_services.domain.sampling import MAX_BIASED_TOKENS, MAX_SEED, SamplingParameters
 from catenary_services.errors import InvalidInput
 
@@ -70,9 +72,6 @@ COMPLETION_TOKENS = 16
 _PRIORITY_LIMIT = 2**31 - 1
 _MOST_VARIABLES = 32
 _MOST_DIGITS = 10
-_ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer": "system"}
-"""The role that templates get for each role of a message: they know OpenAI's newer `developer` as
-`system`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +87,8 @@ class CompletionRequest:
     continuous_usage: bool
     """True to send the usage in every chunk of a stream."""
     priority: int
+    include_reasoning: bool = True
+    """True if an answer has its reasoning, too."""
 
 
 def chat_of(fields: Fields) -> CompletionRequest:
@@ -98,15 +99,11 @@ def chat_of(fields: Fields) -> CompletionRequest:
     """
     _refuse(fields, _REFUSED | _REFUSED_IN_CHATS)
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise InvalidInput("messages", "must be a list of messages and not empty")
+    messages = messages_of(fields.get("messages"))
     variables = mapping(fields, "chat_template_kwargs")
     if len(variables) > _MOST_VARIABLES:
         raise InvalidInput("chat_template_kwargs", f"has more than {_MOST_VARIABLES} names")
-    prompt = ChatPrompt(
-        [_message(each, f"messages[{at}]") for at, each in enumerate(messages)], variables
-    )
+    prompt = ChatPrompt(messages, variables, tools_of(fields), parsed=True)
     return _wanted(fields, prompt, _limit(fields, limit, 0))
 
 
@@ -138,6 +135,8 @@ def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> CompletionReques
         continuous_usage=flag(options, "continuous_usage_stats"),
         # This field is vLLM's, which serves the lowest value first; the scheduler the highest.
         priority=-priority,
+        include_reasoning=fields.get("include_reasoning") is None
+        or flag(fields, "include_reasoning"),
     )
 
 
@@ -210,38 +209,6 @@ def _prompt(value: Any) -> Prompt:
     return TokenPrompt(value)
 
 
-def _message(value: Any, where: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise InvalidInput(where, "must be an object")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidInput(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-    for name in ("tool_calls", "function_call", "audio"):
-        if value.get(name):
-            raise InvalidInput(f"{where}.{name}", "is not offered")
-    return {"role": _ROLES[role], "content": _content(value.get("content"), f"{where}.content")}
-
-
-def _content(value: Any, where: str) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise InvalidInput(where, "must be a text or a list of parts")
-    parts: list[str] = []
-    for at, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            shown = kind if isinstance(kind, str) else "?"
-            raise InvalidInput(
-                f"{where}[{at}].type", f"{shown[:40]!r} is not offered: this model reads text only"
-            )
-        if not isinstance(part.get("text"), str):
-            raise InvalidInput(f"{where}[{at}].text", "must be a text")
-        parts.append(part["text"])
-    # vLLM joins parts like this for templates that take only text.
-    return "\n".join(parts)
-
-
 def _refuse(fields: Fields, refused: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
     """Raises InvalidInput for fields that would change the answer and are not supported."""
     for name in fields.keys() & refused.keys():
@@ -286,8 +253,6 @@ _REFUSED = {
 _REFUSED_IN_CHATS = {
     **_table(("logprobs",), _is(False), "is not offered"),
     **_table(("top_logprobs",), _is(0), "is not offered"),
-    **_table(("tools", "functions"), _NOTHING, "is not offered: no tool can be called"),
-    **_table(("tool_choice", "function_call"), _is("none", "auto"), "no tool can be called"),
     **_table(("modalities",), _is([], ["text"]), "only text is answered"),
     **_table(("audio", "web_search_options"), _NOTHING, "is not offered"),
 }

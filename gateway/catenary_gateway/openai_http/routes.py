@@ -26,6 +26,7 @@ from catenary_gateway.openai_http.answers import (
     stream_answer,
     usage_of,
 )
+from catenary_gateway.openai_http.chat_parts import ChatParts
 from catenary_gateway.openai_http.completion_request import (
     CompletionRequest,
     Fields,
@@ -112,18 +113,20 @@ async def _complete(
             with opened as generation:
                 if wanted.stream:
                     return await stream_answer(request, wanted, writer, generation, headers)
-                document = await _whole(writer, generation)
+                document = await _whole(wanted, writer, generation)
                 headers |= prediction_headers(generation)
             return json_response(document, headers=headers)
 
 
-async def _whole(writer: AnswerWriter, generation: GenerationStream) -> dict[str, object]:
-    parts: list[str] = []
+async def _whole(
+    wanted: CompletionRequest, writer: AnswerWriter, generation: GenerationStream
+) -> dict[str, object]:
+    parts = ChatParts(generation.parser(), reasoning=wanted.include_reasoning)
     finish_reason = ""
     while (piece := await generation.next()) is not None:
-        parts.append(piece.text)
+        parts.take(piece)
         finish_reason = piece.finish_reason
-    return writer.whole("".join(parts), finish_reason, usage_of(generation))
+    return writer.whole(parts, finish_reason, usage_of(generation))
 
 
 def _terms(request: web.Request, wanted: CompletionRequest) -> GenerationOptions:

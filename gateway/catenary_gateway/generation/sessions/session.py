@@ -115,7 +115,10 @@ class PendingSession:
         self.current: SessionStart | None = None
         self.successors: list[SessionStart] = []
         self.text = AnswerText(
-            request.codec.tokenizer, request.sampling.stop, request.sampling.min_tokens
+            request.codec.tokenizer,
+            request.sampling.stop,
+            request.sampling.min_tokens,
+            request.form.shown_tokens,
         )
         self.first_token_ns = 0
         self.last_token_ns = 0

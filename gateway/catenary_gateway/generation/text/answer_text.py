@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -16,13 +16,30 @@ class AnswerText:
     stop text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str],
+        min_tokens: int = 0,
+        shown_tokens: Collection[int] = (),
+    ) -> None:
+        """Begins an answer.
+
+        Args:
+            tokenizer: The tokenizer of the model.
+            stop: Stop texts.
+            min_tokens: Stop texts count only after so many tokens.
+            shown_tokens: Special tokens that are in the text; all others are left out.
+        """
         self._tokenizer = tokenizer
+        self._hides_all = not shown_tokens
+        """True if the library leaves out special tokens; else those of `_hidden_tokens` are."""
+        self._hidden_tokens = _special_tokens(tokenizer) - set(shown_tokens)
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
         self._longest_beginning = max(map(len, self._stop), default=1) - 1
         self._ids: list[int] = []
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = self._new_stream()
         self._decoded: list[str] = []
         self._held = ""
         self.stopped = False
@@ -31,7 +48,7 @@ class AnswerText:
     def push(self, token_id: int) -> str:
         """Returns the text that is certain after one more token; it is often empty."""
         self._ids.append(token_id)
-        fresh = self._decode(token_id)
+        fresh = self._decode(token_id) if self._is_shown(token_id) else ""
         if not fresh:
             return ""
         self._decoded.append(fresh)
@@ -73,12 +90,24 @@ class AnswerText:
         except Exception:
             # The library raises where a decoder would take back text it has returned. Then only the
             # text that decoding all tokens adds is certain, and a new stream continues after it.
-            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream = self._new_stream()
             missing = self._missing()
             return "" if missing.endswith("\ufffd") else missing
 
     def _missing(self) -> str:
         """Returns the text that decoding all tokens gives beyond the text decoded one by one."""
-        whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        ids = list(filter(self._is_shown, self._ids))
+        whole: str = self._tokenizer.decode(ids, skip_special_tokens=self._hides_all)
         decoded = "".join(self._decoded)
         return whole[len(decoded) :] if whole.startswith(decoded) else ""
+
+    def _new_stream(self) -> DecodeStream:
+        return DecodeStream(skip_special_tokens=self._hides_all)
+
+    def _is_shown(self, token_id: int) -> bool:
+        return self._hides_all or token_id not in self._hidden_tokens
+
+
+def _special_tokens(tokenizer: Tokenizer) -> set[int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {number for number, token in added.items() if token.special}
