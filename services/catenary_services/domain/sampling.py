@@ -71,8 +71,8 @@ class SamplingParameters:
     """What the answer must match, in the serial form of llguidance: JSON with "grammars", or Lark.
     Empty: anything."""
     logprobs: int | None = None
-    """Every token of the answer comes with its log probability and those of so many of the likeliest
-    ones; None: none does."""
+    """Every token of the answer comes with its log probability and those of so many of the
+    likeliest ones; None: none does."""
     prompt_logprobs: int | None = None
     """The same of the tokens of the prompt, all but the first."""
     stop_token_ids: tuple[int, ...] = ()

@@ -77,10 +77,18 @@ def message_of_sampling(parameters: SamplingParameters) -> generation_pb2.Sampli
     )
 
 
-def logprobs_of_message(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:
-    """Returns the log probabilities in a message."""
-    top = tuple((each.token_id, each.logprob) for each in message.top)
-    return TokenLogprobs(message.token_id, message.logprob, message.rank, top)
+def logprobs_of_message(
+    message: generation_pb2.TokenLogprobs, token_id: int, most: int | None
+) -> TokenLogprobs:
+    """Returns the log probabilities in a message.
+
+    Args:
+        message: The message.
+        token_id: The token, which the message should name.
+        most: The most of the likeliest tokens that are wanted; None for none.
+    """
+    top = tuple((each.token_id, each.logprob) for each in message.top[: most or 0])
+    return TokenLogprobs(token_id, message.logprob, message.rank, top)
 
 
 def message_of_logprobs(scored: TokenLogprobs) -> generation_pb2.TokenLogprobs:

@@ -13,18 +13,39 @@ class AnswerText:
 
     Text that may be the beginning of a stop text is held back until it is clear whether it is. The
     returned pieces together equal what the tokenizer decodes from all tokens at once, up to the
-    stop text.
+    stop text, or to its end if that is asked for.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        keeps_stop: bool = False,
+        skips_special: bool = True,
+    ) -> None:
+        """Begins without tokens.
+
+        Args:
+            tokenizer: The tokenizer of the model.
+            stop: The texts that end the answer.
+            min_tokens: Stop texts count only after this many tokens.
+            keeps_stop: Whether the stop text that ended the answer is part of it.
+            skips_special: Whether special tokens have no text.
+        """
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._keeps_stop = keeps_stop
+        self._skips = skips_special
         self._min_tokens = min_tokens
         self._longest_beginning = max(map(len, self._stop), default=1) - 1
         self._ids: list[int] = []
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=self._skips)
         self._decoded: list[str] = []
         self._held = ""
+        self.length = 0
+        """Number of characters decoded so far, those held back included."""
         self.stopped = False
         """True once a stop text was found."""
 
@@ -35,6 +56,7 @@ class AnswerText:
         if not fresh:
             return ""
         self._decoded.append(fresh)
+        self.length += len(fresh)
         if not self._stop or len(self._ids) <= self._min_tokens:
             # As in vLLM, stop texts count only after the least number of tokens.
             return fresh
@@ -51,11 +73,15 @@ class AnswerText:
 
     def _until_stop(self, fresh: str) -> str:
         text = self._held + fresh
-        found = [at for at in map(text.find, self._stop) if at >= 0]
+        found = [
+            (at, at + len(stop) if self._keeps_stop else at)
+            for stop in self._stop
+            if (at := text.find(stop)) >= 0
+        ]
         if found:
             self.stopped = True
             self._held = ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = next(
             (
                 size
@@ -73,12 +99,12 @@ class AnswerText:
         except Exception:
             # The library raises where a decoder would take back text it has returned. Then only the
             # text that decoding all tokens adds is certain, and a new stream continues after it.
-            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream = DecodeStream(skip_special_tokens=self._skips)
             missing = self._missing()
             return "" if missing.endswith("\ufffd") else missing
 
     def _missing(self) -> str:
         """Returns the text that decoding all tokens gives beyond the text decoded one by one."""
-        whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=self._skips)
         decoded = "".join(self._decoded)
         return whole[len(decoded) :] if whole.startswith(decoded) else ""
