@@ -21,7 +21,7 @@ from catenary_gateway.generation.request import (
     TextPrompt,
 )
 from catenary_gateway.generation.text.text_codec import TextCodec
-from catenary_services.domain.sampling import SamplingParameters
+from catenary_services.domain.sampling import MAX_PROMPT_LOGPROBS, MAX_SEED, SamplingParameters
 from catenary_services.errors import InvalidInput
 
 TOO_LONG = "context_length_exceeded"
@@ -52,6 +52,9 @@ async def request_of(
         raise InvalidInput(field, "is empty")
     if len(ids) >= model.session_tokens:
         raise _too_long(model, field, f"has {len(ids)} tokens and leaves no room for an answer")
+    _check_prompt_logprobs(len(ids), sampling)
+    if sampling.bad_words:
+        sampling = replace(sampling, bad_token_ids=await _bad_token_ids(codec, sampling))
     seed = random.SystemRandom().getrandbits(_SEED_BITS)
     sampling = replace(sampling, grammar=form.grammar(sampling.grammar))
     try:
@@ -71,6 +74,29 @@ async def request_of(
         options=options,
         form=form,
     )
+
+
+def choices_of(request: GenerationRequest, count: int, first: int) -> list[GenerationRequest]:
+    """Returns the requests for several answers to one prompt.
+
+    The seed of each is higher by one than that of the one before.
+
+    Args:
+        request: The request for one answer.
+        count: Number of answers.
+        first: Index of the first of them among all that a client asks for; all but 0 are part of
+            the id.
+    """
+    sampling, seed = request.sampling, request.sampling.seed or 0
+    return [
+        replace(
+            request,
+            id=f"{request.id}-{first + choice}" if first + choice else request.id,
+            choice=choice,
+            sampling=replace(sampling, seed=seed + choice & MAX_SEED),
+        )
+        for choice in range(count)
+    ]
 
 
 def is_unicode(text: str) -> bool:
@@ -114,6 +140,30 @@ def _check_messages(messages: Sequence[Message], most_characters: int, model: Mo
     characters = sum(map(len, texts)) + sum(len(json.dumps(each)) for each in calls)
     if characters > most_characters:
         raise _too_long(model, "messages", f"has {characters} characters")
+
+
+async def _bad_token_ids(
+    codec: TextCodec, sampling: SamplingParameters
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the tokens of bad words, as they are encoded at the beginning of a text and in it."""
+    words = [word.strip() for word in sampling.bad_words]
+    if not all(words) or not all(map(is_unicode, words)):
+        raise InvalidInput("bad_words", "a text has nothing but spaces, or halves of characters")
+    encoded = await codec.encode_all([text for word in words for text in (word, f" {word}")])
+    known = dict.fromkeys(sampling.bad_token_ids)
+    return tuple(known | dict.fromkeys(tuple(each) for each in encoded if each))
+
+
+def _check_prompt_logprobs(tokens: int, sampling: SamplingParameters) -> None:
+    if sampling.prompt_logprobs is None:
+        return
+    wanted = tokens * (1 + sampling.prompt_logprobs)
+    if wanted > MAX_PROMPT_LOGPROBS:
+        raise InvalidInput(
+            "prompt_logprobs",
+            f"{tokens} tokens with {sampling.prompt_logprobs} of the likeliest each are {wanted} "
+            f"numbers; at most {MAX_PROMPT_LOGPROBS} are given",
+        )
 
 
 def _check_generated(

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
 from catenary_gateway.data_plane import Outbox
-from catenary_gateway.generation.forms.events import AnswerParser
 from catenary_gateway.generation.record import chain_changes, finished_session, objectives_report
 from catenary_gateway.generation.request import AnswerChunk, GenerationRequest
 from catenary_gateway.generation.sessions.active_starts import ActiveStarts, StartDeps
-from catenary_gateway.generation.sessions.session import (
-    SILENCE_NS,
-    AnswerLimits,
-    PendingSession,
-    limits_of,
-)
+from catenary_gateway.generation.sessions.limits import SILENCE_NS, AnswerLimits, limits_of
+from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
 from catenary_gateway.observability.outcome_kinds import OK
@@ -27,6 +22,7 @@ from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_gateway.results.delivery import LinkSource
 from catenary_gateway.results.pending import Deadlines
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
+from catenary_services.domain.logprobs import TokenLogprobs
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -58,13 +54,23 @@ class GenerationStream:
         """
         return await self._session.read()
 
-    def parser(self) -> AnswerParser:
-        """Returns a reader that takes calls and reasoning out of the answer's text."""
-        return self._session.request.form.parser()
+    @property
+    def request(self) -> GenerationRequest:
+        """The request that is answered."""
+        return self._session.request
 
     @property
     def prompt_tokens(self) -> int:
         return len(self._session.request.prompt)
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        """Log probabilities of all tokens of the prompt but the first, if they were asked for.
+
+        They are complete when the first token of the answer is there, and empty in an answer that
+        goes on after another gateway's.
+        """
+        return self._session.prompt_logprobs
 
     @property
     def completion_tokens(self) -> int:
@@ -359,7 +365,7 @@ class SessionPlane:
         observer = self._watchers.pop(session.number, None)
         if observer is not None:
             own_tokens = len(session.generated) - session.continued
-            observer.ended(error, len(session.request.prompt), own_tokens)
+            observer.ended(error, session.request.charged_prompt_tokens, own_tokens)
         # Sent at once: the first generation in the scheduler's queue waits for this slot.
         if tell == "finished":
             finished = scheduler_pb2.RequestFinished(

@@ -12,6 +12,7 @@ from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.forms.tool_use import ToolUse
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_protos.catenary.v1 import common_pb2
+from catenary_services.domain.logprobs import TokenLogprobs
 from catenary_services.domain.sampling import SamplingParameters
 
 CHAT = "chat"
@@ -80,7 +81,15 @@ class GenerationRequest:
     """Sampling parameters in which `max_tokens` and `seed` have values."""
     codec: TextCodec
     options: GenerationOptions
-    form: AnswerForm = AnswerForm()
+    form: AnswerForm = field(default_factory=AnswerForm)
+    """What the answer may have beside text."""
+    choice: int = 0
+    """Index among several answers to the prompt; the first is charged for the prompt."""
+
+    @property
+    def charged_prompt_tokens(self) -> int:
+        """Number of prompt tokens that count against the key of the caller."""
+        return 0 if self.choice else len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,17 @@ class StepTiming:
     since_previous_ns: int
     """Nanoseconds since the previous token, or since the request's arrival for the first one."""
     hops: Sequence[common_pb2.HopTiming]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """One generated token with its log probabilities, and its place in the answer's text."""
+
+    logprobs: TokenLogprobs
+    offset: int
+    """Number of characters of the text in front of the token's."""
+    is_text: bool
+    """False for the token that ended the answer, unless it is to be part of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +126,5 @@ class AnswerChunk:
     """Times of the new tokens, if the request asked for them."""
     generated_before: int = 0
     """Number of tokens of the answer before this piece."""
+    scored: tuple[ScoredToken, ...] = ()
+    """The new tokens with their log probabilities, if the request asked for them."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from catenary_gateway.openai_http.tool_fields import function_name
-from catenary_gateway.tensors.json_documents import json_object
+from catenary_gateway.tensors.json_documents import object_in
 from catenary_services.errors import InvalidInput
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
@@ -85,7 +85,7 @@ def _call(value: Any, where: str) -> dict[str, object]:
     if arguments is not None and not isinstance(arguments, str):
         raise InvalidInput(named, "must be a JSON object as text")
     # Templates write arguments themselves, and so get them as objects.
-    document = json_object(arguments.encode(), named) if arguments else {}
+    document = object_in(arguments, named) if arguments else {}
     return {
         "id": _call_id(value.get("id"), f"{where}.id"),
         "type": "function",

@@ -17,22 +17,20 @@ from catenary_gateway.endpoints.http_calls import (
     request_id_of,
 )
 from catenary_gateway.endpoints.repository import server_version
-from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import GenerationOptions
 from catenary_gateway.openai_http.answers import (
     AnswerWriter,
     model_document,
     prediction_headers,
-    stream_answer,
-    usage_of,
+    whole_answer,
 )
-from catenary_gateway.openai_http.chat_parts import ChatParts
 from catenary_gateway.openai_http.completion_request import (
     CompletionRequest,
-    Fields,
     chat_of,
     completion_of,
 )
+from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.streaming import stream_answer
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import InvalidInput, ModelNotFound
@@ -106,27 +104,16 @@ async def _complete(
         own_id = request_id_of(request) or pipeline.arrivals.new_id()
         with pipeline.admit_generation(principal, wanted.model) as admitted:
             opened = await admitted.generate(
-                own_id, wanted.prompt, wanted.sampling, options, arrival
+                own_id, wanted.prompts, wanted.sampling, options, arrival, wanted.generated
             )
-            writer = AnswerWriter(f"{'chatcmpl' if chat else 'cmpl'}-{own_id}", wanted.model, chat)
+            writer = AnswerWriter(f"{'chatcmpl' if chat else 'cmpl'}-{own_id}", wanted, chat)
             headers = {REQUEST_ID: own_id}
-            with opened as generation:
+            with opened as answers:
                 if wanted.stream:
-                    return await stream_answer(request, wanted, writer, generation, headers)
-                document = await _whole(wanted, writer, generation)
-                headers |= prediction_headers(generation)
+                    return await stream_answer(request, writer, answers, headers)
+                document = await whole_answer(wanted, writer, answers)
+                headers |= prediction_headers(answers.streams[0])
             return json_response(document, headers=headers)
-
-
-async def _whole(
-    wanted: CompletionRequest, writer: AnswerWriter, generation: GenerationStream
-) -> dict[str, object]:
-    parts = ChatParts(generation.parser(), reasoning=wanted.include_reasoning)
-    finish_reason = ""
-    while (piece := await generation.next()) is not None:
-        parts.take(piece)
-        finish_reason = piece.finish_reason
-    return writer.whole(parts, finish_reason, usage_of(generation))
 
 
 def _terms(request: web.Request, wanted: CompletionRequest) -> GenerationOptions:

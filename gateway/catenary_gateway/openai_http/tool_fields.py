@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from catenary_gateway.generation.forms.tool_use import ToolDefinition, ToolUse
+from catenary_gateway.openai_http.fields import Fields, flag
 from catenary_services.errors import InvalidInput
-
-Fields = Mapping[str, Any]
 
 MOST_TOOLS = 128
 """Most tools of a request, as with OpenAI."""
@@ -37,13 +36,8 @@ def tools_of(fields: Fields) -> ToolUse | None:
     Raises:
         InvalidInput: A field is wrong, or asks for what is not offered.
     """
-    for name in ("functions", "function_call"):
-        if fields.get(name) not in (None, [], "none", "auto"):
-            raise InvalidInput(name, "is the older form and not offered: use tools and tool_choice")
     tools, choice = _definitions(fields.get("tools")), fields.get("tool_choice")
-    parallel = fields.get("parallel_tool_calls")
-    if parallel is not None and not isinstance(parallel, bool):
-        raise InvalidInput("parallel_tool_calls", "must be true or false")
+    parallel = fields.get("parallel_tool_calls") is None or flag(fields, "parallel_tool_calls")
     if isinstance(choice, dict):
         callable_tools, required = _chosen(choice, tools)
     elif choice is None or choice in _MODES:
@@ -56,7 +50,7 @@ def tools_of(fields: Fields) -> ToolUse | None:
     if not tools or choice == "none":
         # What the model is not told of, it does not call.
         return None
-    return ToolUse(tools, callable_tools, required=required, parallel=parallel is not False)
+    return ToolUse(tools, callable_tools, required=required, parallel=parallel)
 
 
 def _definitions(value: Any) -> tuple[ToolDefinition, ...]:

@@ -19,7 +19,6 @@ from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.json_fields import Count
 
-
 RECOGNISED = "auto"
 """The name of a parser that is recognised from the chat template."""
 

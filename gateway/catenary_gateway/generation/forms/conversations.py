@@ -21,7 +21,7 @@ You are provided with function signatures within <tools></tools> XML tags:
 {tools}
 </tools>
 
-For each function call, return a JSON object with the function name and its arguments, exactly like this:
+For each function call, return a JSON object with function name and arguments, exactly like this:
 {example}"""
 
 
@@ -86,7 +86,9 @@ def _written_message(message: Message, form: ToolForm) -> Message:
         return message
     functions = [call["function"] for call in calls]
     written = form.written([form.call(each["name"], each["arguments"]) for each in functions])
-    content = "\n".join(text for text in (message["content"], written) if isinstance(text, str) and text)
+    content = "\n".join(
+        text for text in (message["content"], written) if isinstance(text, str) and text
+    )
     return {"role": message["role"], "content": content}
 
 

@@ -55,9 +55,7 @@ class CallBroken:
     """The whole call as the model wrote it."""
 
 
-AnswerEvent = (
-    ContentPiece | ReasoningPiece | CallBegun | ArgumentsPiece | CallComplete | CallBroken
-)
+AnswerEvent = ContentPiece | ReasoningPiece | CallBegun | ArgumentsPiece | CallComplete | CallBroken
 
 
 class AnswerParser(Protocol):

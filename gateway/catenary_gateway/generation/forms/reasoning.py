@@ -115,16 +115,20 @@ class ReasoningParser:
         return text
 
 
-def behind_reasoning(
-    grammar: str, begin: ThinkingState, special_tokens: Mapping[str, int]
-) -> str:
+def behind_reasoning(grammar: str, begin: ThinkingState, special_tokens: Mapping[str, int]) -> str:
     """Returns the grammar of an answer whose part behind the reasoning matches `grammar`."""
     if begin is ThinkingState.ANSWERING:
         return grammar
     until, rule = text_until(_END, special_tokens)
     tag = token_or_literal(_BEGIN, special_tokens)
     start = "thinking" if begin is ThinkingState.THINKING else f"({tag} thinking)?"
-    lark = f"start: {start} @{_ANSWER}\nthinking: text_until SPACE?\nSPACE: /\\n{{1,2}}/\n{until}: {rule}\n"
+    rules = {
+        "start": f"{start} @{_ANSWER}",
+        "thinking": "text_until SPACE?",
+        "SPACE": r"/\n{1,2}/",
+        until: rule,
+    }
+    lark = "".join(f"{name}: {each}\n" for name, each in rules.items())
     return with_part(lark, _ANSWER, grammar)
 
 

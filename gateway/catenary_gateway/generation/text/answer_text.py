@@ -13,45 +13,56 @@ class AnswerText:
 
     Text that may be the beginning of a stop text is held back until it is clear whether it is. The
     returned pieces together equal what the tokenizer decodes from all tokens at once, up to the
-    stop text.
+    stop text, or to its end if that is asked for.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        stop: Sequence[str],
+        stop: Sequence[str] = (),
         min_tokens: int = 0,
+        *,
+        keeps_stop: bool = False,
+        skips_special: bool = True,
         shown_tokens: Collection[int] = (),
     ) -> None:
-        """Begins an answer.
+        """Begins without tokens.
 
         Args:
             tokenizer: The tokenizer of the model.
-            stop: Stop texts.
-            min_tokens: Stop texts count only after so many tokens.
-            shown_tokens: Special tokens that are in the text; all others are left out.
+            stop: The texts that end the answer.
+            min_tokens: Stop texts count only after this many tokens.
+            keeps_stop: Whether the stop text that ended the answer is part of it.
+            skips_special: Whether special tokens have no text.
+            shown_tokens: Special tokens that have one in any case.
         """
         self._tokenizer = tokenizer
-        self._hides_all = not shown_tokens
-        """True if the library leaves out special tokens; else those of `_hidden_tokens` are."""
-        self._hidden_tokens = _special_tokens(tokenizer) - set(shown_tokens)
         self._stop = tuple(stop)
+        self._keeps_stop = keeps_stop
+        # The library leaves out all special tokens or none.
+        self._skips = skips_special and not shown_tokens
+        self._hidden: Collection[int] = ()
+        if skips_special and shown_tokens:
+            self._hidden = _special_tokens(tokenizer) - set(shown_tokens)
         self._min_tokens = min_tokens
         self._longest_beginning = max(map(len, self._stop), default=1) - 1
         self._ids: list[int] = []
-        self._stream = self._new_stream()
+        self._stream = DecodeStream(skip_special_tokens=self._skips)
         self._decoded: list[str] = []
         self._held = ""
+        self.length = 0
+        """Number of characters decoded so far, those held back included."""
         self.stopped = False
         """True once a stop text was found."""
 
     def push(self, token_id: int) -> str:
         """Returns the text that is certain after one more token; it is often empty."""
         self._ids.append(token_id)
-        fresh = self._decode(token_id) if self._is_shown(token_id) else ""
+        fresh = "" if token_id in self._hidden else self._decode(token_id)
         if not fresh:
             return ""
         self._decoded.append(fresh)
+        self.length += len(fresh)
         if not self._stop or len(self._ids) <= self._min_tokens:
             # As in vLLM, stop texts count only after the least number of tokens.
             return fresh
@@ -68,11 +79,15 @@ class AnswerText:
 
     def _until_stop(self, fresh: str) -> str:
         text = self._held + fresh
-        found = [at for at in map(text.find, self._stop) if at >= 0]
+        found = [
+            (at, at + len(stop) if self._keeps_stop else at)
+            for stop in self._stop
+            if (at := text.find(stop)) >= 0
+        ]
         if found:
             self.stopped = True
             self._held = ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = next(
             (
                 size
@@ -90,22 +105,16 @@ class AnswerText:
         except Exception:
             # The library raises where a decoder would take back text it has returned. Then only the
             # text that decoding all tokens adds is certain, and a new stream continues after it.
-            self._stream = self._new_stream()
+            self._stream = DecodeStream(skip_special_tokens=self._skips)
             missing = self._missing()
             return "" if missing.endswith("\ufffd") else missing
 
     def _missing(self) -> str:
         """Returns the text that decoding all tokens gives beyond the text decoded one by one."""
-        ids = list(filter(self._is_shown, self._ids))
-        whole: str = self._tokenizer.decode(ids, skip_special_tokens=self._hides_all)
+        ids = [token for token in self._ids if token not in self._hidden]
+        whole: str = self._tokenizer.decode(ids, skip_special_tokens=self._skips)
         decoded = "".join(self._decoded)
         return whole[len(decoded) :] if whole.startswith(decoded) else ""
-
-    def _new_stream(self) -> DecodeStream:
-        return DecodeStream(skip_special_tokens=self._hides_all)
-
-    def _is_shown(self, token_id: int) -> bool:
-        return self._hides_all or token_id not in self._hidden_tokens
 
 
 def _special_tokens(tokenizer: Tokenizer) -> set[int]:

@@ -91,9 +91,7 @@ def templates_in(files: VerifiedReading, config: Mapping[str, Any]) -> ModelTemp
 def _sources_in(files: VerifiedReading, config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the sources of templates by name: "default", and "tool_use" if there is one."""
     try:
-        return {
-            "default": files.content("chat_template.jinja", LARGEST_TEMPLATE_BYTES).decode()
-        }
+        return {"default": files.content("chat_template.jinja", LARGEST_TEMPLATE_BYTES).decode()}
     except FileNotFoundError:
         source = config.get("chat_template")
     if source is None:

@@ -19,6 +19,7 @@ from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.forms.model_forms import ModelForms, forms_of
 from catenary_gateway.generation.forms.tool_use import ToolDefinition
 from catenary_gateway.generation.text.model_templates import ModelTemplates, templates_in
+from catenary_gateway.generation.text.token_bytes import TokenBytes
 from catenary_services.bounded_files import LARGEST_JSON_BYTES
 from catenary_services.content.hashing import digests
 from catenary_services.content.reading import VerifiedReading
@@ -63,6 +64,7 @@ class TextCodec:
         """All token ids lie below this. It is the number of rows of the embedding, which may exceed
         the number of tokens."""
         self._longest_token = max(map(len, vocabulary), default=1)
+        self._token_bytes = TokenBytes(tokenizer)
 
     @classmethod
     def load(
@@ -134,18 +136,26 @@ class TextCodec:
         """
         if len(text) <= _LONG_CHARACTERS:
             return self.encode_now(text, special_tokens=special_tokens)
-        return await asyncio.to_thread(self._encode_aside, text, special_tokens)
+        (ids,) = await asyncio.to_thread(self._encode_aside, [text], special_tokens)
+        return ids
+
+    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of each text, without any around it."""
+        return await asyncio.to_thread(self._encode_aside, texts, False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns what a token adds to a text, in UTF-8; it may be a part of a character."""
+        return self._token_bytes.of(token_id)
 
     def encode_now(self, text: str, *, special_tokens: bool) -> list[int]:
         """Returns the tokens of a text, encoded on this thread."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
         return ids
 
-    def _encode_aside(self, text: str, special_tokens: bool) -> list[int]:
+    def _encode_aside(self, texts: Sequence[str], special_tokens: bool) -> list[list[int]]:
         # Only the library's functions for batches release the interpreter lock.
-        (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
-        ids: list[int] = encoded.ids
-        return ids
+        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)
+        return [each.ids for each in encoded]
 
 
 class TextCodecs:

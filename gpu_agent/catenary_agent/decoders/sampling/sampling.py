@@ -2,8 +2,8 @@
 
 Penalties and filters have the meaning and the order of the logits processors of `transformers`:
 bias, repetition penalty, frequency and presence penalty (as vLLM defines them), minimum length,
-allowed tokens, temperature, top-k, top-p, min-p. `choosing` applies them to the logits of a whole
-step on their device.
+bad words, allowed tokens, temperature, top-k, top-p, min-p. `choosing` applies them to the logits of
+a whole step on their device.
 
 Randomness is a function of seed, position and token id alone (`gumbel`). A session that continues
 elsewhere after a loss chooses the same tokens, as far as the logits there are the same.
@@ -22,6 +22,7 @@ from catenary_services.domain.sampling import SamplingParameters
 
 STOP = "stop"
 LENGTH = "length"
+_NONE = np.empty(0, np.int64)
 
 NOT_FINITE = -1
 """A placeholder for a token: the largest logit is NaN or infinite."""
@@ -61,13 +62,19 @@ class SessionSampler:
         """Counts of the tokens that occurred; None unless a penalty needs them."""
         if parameters.penalised:
             self.said = TokenOccurrences(token_ids[:prompt_tokens], token_ids[prompt_tokens:])
-        self.ends = np.array(sorted(set(end_token_ids)), np.int64)
+        self._stops = frozenset(parameters.stop_token_ids)
+        self._end_set = frozenset(end_token_ids)
+        self._ends = np.array(sorted(self._end_set | self._stops), np.int64)
+        self._bad_words = None
+        if parameters.bad_token_ids:
+            self._bad_words = BadWords(parameters.bad_token_ids, token_ids[prompt_tokens:])
         self.biased = np.array([token for token, _ in parameters.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in parameters.logit_bias], np.float32)
+        self.only = np.array(sorted(set(parameters.allowed_token_ids)), np.int64)
+        """The only tokens that may ever be chosen; empty if all may."""
         self.allowed: NDArray[np.bool_] | None = None
         """The tokens that may be chosen next, [vocabulary]; None if all may."""
         self._prompt_tokens = prompt_tokens
-        self._end_set = frozenset(end_token_ids)
 
     @property
     def generated(self) -> int:
@@ -80,10 +87,23 @@ class SessionSampler:
         return self.generated < self.parameters.min_tokens
 
     @property
+    def banned(self) -> NDArray[np.int64]:
+        """The tokens that must not be chosen next: ends that come too early, and bad words."""
+        ends = self._ends if self.is_early else _NONE
+        if self._bad_words is None:
+            return ends
+        return np.concatenate((ends, self._bad_words.banned))
+
+    @property
     def takes_best(self) -> bool:
         """True if the token with the largest unchanged logit is chosen."""
         return self.parameters.greedy and not (
-            self.said is not None or self.is_early or len(self.biased) or self.allowed is not None
+            self.said is not None
+            or self.is_early
+            or len(self.biased)
+            or self.allowed is not None
+            or len(self.only)
+            or self._bad_words is not None
         )
 
     @property
@@ -96,9 +116,39 @@ class SessionSampler:
         self.position += 1
         if self.said is not None:
             self.said.add(token_id)
+        if self._bad_words is not None:
+            self._bad_words.add(token_id)
         if token_id in self._end_set and not self.parameters.ignore_eos:
             return STOP
+        if token_id in self._stops:
+            return STOP
         return LENGTH if self.generated == self.parameters.max_tokens else ""
+
+
+class BadWords:
+    """Sequences of tokens of which none may become part of an answer."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], answer: Sequence[int]) -> None:
+        """Begins behind the tokens of an answer that were generated already."""
+        self._sequences = [tuple(each) for each in sequences]
+        self._longest = max(map(len, self._sequences)) - 1
+        self._tail = tuple(answer[-self._longest :]) if self._longest else ()
+
+    @property
+    def banned(self) -> NDArray[np.int64]:
+        """The last token of every sequence of which all others were just generated."""
+        tail = self._tail
+        last = {
+            each[-1]
+            for each in self._sequences
+            if len(each) == 1 or tail[-(len(each) - 1) :] == each[:-1]
+        }
+        return np.array(sorted(last), np.int64)
+
+    def add(self, token_id: int) -> None:
+        """Notes one more token of the answer."""
+        if self._longest:
+            self._tail = (*self._tail, token_id)[-self._longest :]
 
 
 class TokenOccurrences:

@@ -11,9 +11,10 @@ import numpy as np
 from catenary_agent.generation.frames.cache_wire import put_opening
 from catenary_agent.generation.frames.session_frame import SessionFrame
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+from catenary_services.grpc.sampling_messages import message_of_logprobs
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.events import RowsOut, TokenOut
+    from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
 
 
 @dataclass(slots=True)
@@ -63,11 +64,12 @@ class TokenFrame(SessionFrame):
     KIND = frame_pb2.FRAME_KIND_SESSION_TOKENS
     tokens: list[TokenOut]
     for_gateway: bool
+    prompt_scores: Sequence[PromptScoresOut] = ()
 
     @property
     def session_ids(self) -> tuple[int, ...]:
         if self.for_gateway:
-            return tuple(each.spec.session_id for each in self.tokens)
+            return tuple(each.spec.session_id for each in (*self.prompt_scores, *self.tokens))
         # A finished session has all its tokens; the scheduler orders its slots there to be freed.
         return tuple(each.spec.session_id for each in self.tokens if not each.finish_reason)
 
@@ -79,14 +81,24 @@ class TokenFrame(SessionFrame):
                 token_id=each.token_id,
                 finish_reason=each.finish_reason,
             )
+            if self.for_gateway and each.scored is not None:
+                entry.logprobs.CopyFrom(message_of_logprobs(each.scored))
             if self.for_gateway and each.spec.opening.timed:
                 entry.timings.extend(_timings(each, header.sent_monotonic_ns, agent_id))
             if not self.for_gateway and each.spec.side == "prefill":
                 put_opening(entry.opening, each.spec, header.sent_monotonic_ns)
+        for part in self.prompt_scores:
+            header.prompt_logprobs.add(
+                session_id=part.spec.session_id,
+                position=part.position,
+                logprobs=map(message_of_logprobs, part.scored),
+            )
 
 
 def frames_of(
-    rows: Sequence[RowsOut], tokens: Sequence[TokenOut]
+    rows: Sequence[RowsOut],
+    tokens: Sequence[TokenOut],
+    prompt_scores: Sequence[PromptScoresOut] = (),
 ) -> Iterable[tuple[str, SessionFrame]]:
     """Yields each frame of a step with its receiver; frames that keep a ring going come first."""
     following: dict[str, list[RowsOut]] = {}
@@ -102,8 +114,12 @@ def frames_of(
         yield peer, StepFrame(parts)
     for peer, part in agents.items():
         yield peer, TokenFrame(part, for_gateway=False)
+    scores: dict[str, list[PromptScoresOut]] = {}
+    for each in prompt_scores:
+        scores.setdefault(each.spec.opening.gateway_id, []).append(each)
+        gateways.setdefault(each.spec.opening.gateway_id, [])
     for peer, part in gateways.items():
-        yield peer, TokenFrame(part, for_gateway=True)
+        yield peer, TokenFrame(part, for_gateway=True, prompt_scores=scores.get(peer, ()))
 
 
 def _agents_for(token: TokenOut) -> Iterable[str]:

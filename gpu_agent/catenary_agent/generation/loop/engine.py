@@ -250,7 +250,7 @@ class GenerationEngine:
         if self._closed:
             self._account(out)
             return
-        for peer, frame in frames_of(out.rows, out.tokens):
+        for peer, frame in frames_of(out.rows, out.tokens, out.prompt_scores):
             self._peers.send(peer, frame)
         for move in out.moves:
             self._peers.send(move.peer, MoveFrame(move))

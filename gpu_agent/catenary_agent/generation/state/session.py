@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.base import StepItem
+from catenary_agent.decoders.base import StepItem, StepScores
 from catenary_agent.generation.state.states import (
     AWAITING_TOKEN,
     CLOSED,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.kv import CacheReceiveProgress, CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+    from catenary_services.domain.sampling import SamplingParameters
 
 Hidden = NDArray[np.float32]
 Times = tuple[int, int]
@@ -245,6 +246,8 @@ class SessionWork:
     sample: bool
     """True if the token after these inputs is to be sampled."""
     arrived: ArrivalTime
+    scores: StepScores | None = None
+    """The log probabilities that the step computes; None if the session asks for none."""
 
     def item(self) -> StepItem:
         """Returns the input of the executor."""
@@ -252,4 +255,17 @@ class SessionWork:
         want: Want = "hidden"
         if session.spec.is_last:
             want = "token" if self.sample else "nothing"
-        return StepItem(session.spec.session_id, self.position, self.inputs, want, session.sampler)
+        sampler = session.sampler
+        if sampler is not None and sampler.parameters.scored:
+            self.scores = self._scores(sampler.parameters)
+        session_id = session.spec.session_id
+        return StepItem(session_id, self.position, self.inputs, want, sampler, self.scores)
+
+    def _scores(self, parameters: SamplingParameters) -> StepScores:
+        token_top = parameters.logprobs if self.sample else None
+        if parameters.prompt_logprobs is None:
+            return StepScores(token_top=token_top)
+        opening = self.session.spec.opening
+        end = min(self.position + len(self.inputs) + 1, opening.prompt_tokens)
+        following = opening.token_ids[self.position + 1 : end]
+        return StepScores(following, parameters.prompt_logprobs, token_top)

@@ -86,9 +86,10 @@ class CallParser(ABC):
         self._char = yield
 
     def _content(self) -> Reading[None]:
-        """Reads one character of content."""
-        yield from self._take()
+        """Reads one character of content, with what is taken aside before it."""
+        self._taken.append(self._char)
         self._release()
+        self._char = yield
 
     def _space(self) -> Reading[None]:
         while self._char.isspace():
@@ -120,15 +121,8 @@ class CallParser(ABC):
         Returns False if it is none; what was read of it is content then.
         """
         known: dict[str, Any] = {}
-        if not (yield from self._literal("{")):
-            return self._is_none()
-        while True:
-            yield from self._space()
-            key = yield from self._value()
-            yield from self._space()
-            if not isinstance(key, str) or not (yield from self._literal(":")):
-                return self._is_none()
-            yield from self._space()
+        yield from self._literal("{")
+        while (key := (yield from self._key())) is not None:
             if key in _ARGUMENTS and "name" in known and self._char == "{":
                 if not (yield from self._arguments(known["name"])):
                     return False
@@ -136,12 +130,23 @@ class CallParser(ABC):
                 return True
             known[key] = value = yield from self._value()
             if value is _INVALID or (key == "name" and not self._is_tool(value)):
-                return self._is_none()
+                break
             yield from self._space()
             if (yield from self._literal("}")):
                 return self._whole_call(known)
             if not (yield from self._literal(",")):
-                return self._is_none()
+                break
+        return self._is_none()
+
+    def _key(self) -> Reading[str | None]:
+        """Reads the key of an object's next value; returns None if there is none."""
+        yield from self._space()
+        key = yield from self._value()
+        yield from self._space()
+        if not isinstance(key, str) or not (yield from self._literal(":")):
+            return None
+        yield from self._space()
+        return key
 
     def _list(self) -> Reading[bool]:
         """Reads a list of calls; returns False if it has something else, which is content then."""

@@ -20,9 +20,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 class ToolGrammar:
     """The rules of a grammar for one request; a form of calls puts them together."""
 
-    def __init__(
-        self, use: ToolUse, special_tokens: Mapping[str, int], content: str = ""
-    ) -> None:
+    def __init__(self, use: ToolUse, special_tokens: Mapping[str, int], content: str = "") -> None:
         """Begins a grammar.
 
         Args:

@@ -111,7 +111,9 @@ class MistralParser(CallParser):
     def _mark(self) -> Reading[str]:
         """Takes a mark in brackets, as far as it may be one."""
         mark = ""
-        while self._char and any(each.startswith(mark + self._char) for each in (_ID, ARGUMENTS_MARK)):
+        while self._char and any(
+            each.startswith(mark + self._char) for each in (_ID, ARGUMENTS_MARK)
+        ):
             mark += self._char
             yield from self._take()
         return mark

@@ -32,7 +32,7 @@ class PlainJsonForm(ToolForm):
 
 
 class PlainJsonParser(CallParser):
-    """Reader of answers with calls that are JSON objects, or lists of them, anywhere in the text."""
+    """Reader of answers with calls anywhere: JSON objects, lists of them, both in fences, too."""
 
     def _read_next(self) -> Reading[None]:
         fenced = self._char == "`"

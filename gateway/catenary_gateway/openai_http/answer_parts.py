@@ -1,4 +1,4 @@
-"""The parts of one chat answer, as OpenAI's clients read them: whole, or as deltas of a stream."""
+"""The parts of one answer, as OpenAI's clients read them: a message, or deltas of a stream."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from catenary_gateway.generation.forms.events import (
     CallBegun,
     CallBroken,
     CallComplete,
+    ContentParser,
     ContentPiece,
     ReasoningPiece,
 )
@@ -20,7 +21,7 @@ from catenary_gateway.generation.request import AnswerChunk
 Delta = dict[str, Any]
 
 
-class ChatParts:
+class AnswerParts:
     """The content, reasoning and calls of one answer, while it comes.
 
     A call that breaks off stays in a stream, as far as it came. In a whole answer it is content.
@@ -40,6 +41,11 @@ class ChatParts:
         self._calls: dict[int, Delta] = {}
         self._complete = False
         """True once a call is complete."""
+
+    def first_delta(self) -> Delta:
+        """Returns the delta that opens a stream."""
+        is_text = isinstance(self._parser, ContentParser)
+        return {"role": "assistant", "content": "" if is_text else None}
 
     def take(self, piece: AnswerChunk) -> Sequence[Delta]:
         """Returns the deltas that a piece of the answer becomes."""
