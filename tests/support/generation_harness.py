@@ -204,10 +204,19 @@ async def answering(session: Session) -> None:
 
 @asynccontextmanager
 async def text_stage(
-    tmp_path: Path, *, agents: int = 1, exporter=None, models=(), **settings: object
+    tmp_path: Path,
+    *,
+    agents: int = 1,
+    exporter=None,
+    models=(),
+    files: Callable[[Path], object] = text_model,
+    **settings: object,
 ) -> AsyncIterator[TextStage]:
-    """Starts everything; nothing may be left over at the end."""
-    text_model(tmp_path / "models")
+    """Starts everything; nothing may be left over at the end.
+
+    `files` writes the files of the model "tiny" below the repository.
+    """
+    files(tmp_path / "models")
     served = list(models) or [generating(), echo("toy", ("FP32", -1, 4))]
     scheduler = SessionScheduler(served)
     transports = TransportSettings(runtime_dir=tmp_path / "run")

@@ -9,9 +9,9 @@ from catenary_gateway.generation.forms.events import (
     AnswerEvent,
     AnswerParser,
     ArgumentsPiece,
-    CallBegun,
     CallBroken,
     CallComplete,
+    CallStart,
     ContentParser,
     ContentPiece,
     ReasoningPiece,
@@ -79,7 +79,7 @@ class AnswerParts:
             case ReasoningPiece(text) if self._has_reasoning:
                 self._reasoning.append(text)
                 return {"reasoning_content": text}
-            case CallBegun(index, call_id, name):
+            case CallStart(index, call_id, name):
                 function = {"name": name, "arguments": ""}
                 call = {"id": call_id, "type": "function", "function": function}
                 self._calls[index] = {**call, "function": dict(function)}

@@ -54,7 +54,7 @@ class AnswerForm:
             content: The grammar of its content; empty if it may be anything.
 
         Raises:
-            InvalidInput: The grammar is too long.
+            InvalidInput: The grammar is too long, or content and calls cannot be told apart.
         """
         grammar, special, form = content, self.model.special_tokens, self.model.tools
         tools = self.tools

@@ -22,8 +22,8 @@ class ReasoningPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
-    """The begin of a call: its tool is known, and its arguments follow."""
+class CallStart:
+    """The start of a call: its tool is known, and its arguments follow."""
 
     index: int
     """Number of calls that began before it in the same answer."""
@@ -55,7 +55,7 @@ class CallBroken:
     """The whole call as the model wrote it."""
 
 
-AnswerEvent = ContentPiece | ReasoningPiece | CallBegun | ArgumentsPiece | CallComplete | CallBroken
+AnswerEvent = ContentPiece | ReasoningPiece | CallStart | ArgumentsPiece | CallComplete | CallBroken
 
 
 class AnswerParser(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from catenary_gateway.generation.forms.calls.hermes import HermesForm
-from catenary_gateway.generation.forms.calls.llama3 import Llama3Form
+from catenary_gateway.generation.forms.calls.llama import LlamaForm
 from catenary_gateway.generation.forms.calls.mistral import ARGUMENTS_MARK, MistralForm
 from catenary_gateway.generation.forms.calls.plain_json import PlainJsonForm
 from catenary_gateway.generation.forms.calls.tool_form import ToolForm
@@ -52,7 +52,7 @@ def forms_of(
     later = ARGUMENTS_MARK in template
     tools = {
         "hermes": HermesForm(),
-        "llama3_json": Llama3Form(),
+        "llama3_json": LlamaForm(),
         "mistral": MistralForm(later=later),
         "json": PlainJsonForm(),
         _NONE: None,

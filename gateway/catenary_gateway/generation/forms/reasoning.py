@@ -121,7 +121,8 @@ def behind_reasoning(grammar: str, begin: ThinkingState, special_tokens: Mapping
         return grammar
     until, rule = text_until(_END, special_tokens)
     tag = token_or_literal(_BEGIN, special_tokens)
-    start = "thinking" if begin is ThinkingState.THINKING else f"({tag} thinking)?"
+    # A model may repeat the tag that its prompt ends with.
+    start = f"{tag}? thinking" if begin is ThinkingState.THINKING else f"({tag} thinking)?"
     rules = {
         "start": f"{start} @{_ANSWER}",
         "thinking": "text_until SPACE?",

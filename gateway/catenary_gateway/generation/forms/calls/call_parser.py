@@ -13,9 +13,9 @@ from catenary_gateway.generation.forms.calls.json_text import JsonText, json_val
 from catenary_gateway.generation.forms.events import (
     AnswerEvent,
     ArgumentsPiece,
-    CallBegun,
     CallBroken,
     CallComplete,
+    CallStart,
     ContentPiece,
 )
 
@@ -235,7 +235,7 @@ class CallParser(ABC):
         """Begins a call; returns its index, and the white space before it."""
         index, before = self._calls, self._gap or ""
         self._calls += 1
-        self._events.append(CallBegun(index, self._new_id(), name))
+        self._events.append(CallStart(index, self._new_id(), name))
         return index, before
 
     def _complete(self, index: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from catenary_gateway.generation.forms.tool_use import ToolDefinition, ToolUse
+from catenary_services.errors import InvalidInput
 
 MOST_CALLS = 32
 """Most calls of one answer that is held to a grammar, so that it ends."""
@@ -85,11 +86,17 @@ class ToolGrammar:
         Args:
             calls: The calls.
             begins: Characters with which calls, and therefore no text, may begin.
+
+        Raises:
+            InvalidInput: The content is to match a grammar, too: both might begin with a brace.
         """
         if self.use.required:
             return calls
         if self._content:
-            return f"@{_CONTENT} | {calls}"
+            text = (
+                "cannot be kept where this model may call tools; use tool_choice none or required"
+            )
+            raise InvalidInput("response_format", text)
         self._rules["OTHER"] = rf"/\s*[^{re.escape(begins)}\s](.|\n)*/"
         return f"OTHER | {calls}"
 

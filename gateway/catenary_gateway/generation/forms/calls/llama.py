@@ -12,7 +12,7 @@ _MARK = "<|python_tag|>"
 _SEPARATOR = "; "
 
 
-class Llama3Form(ToolForm):
+class LlamaForm(ToolForm):
     """`{"name": .., "parameters": ..}`; further calls follow after a semicolon."""
 
     marks = (_MARK,)
@@ -20,7 +20,7 @@ class Llama3Form(ToolForm):
 
     def parser(self, names: Collection[str], new_id: Callable[[], str]) -> CallParser:
         """Returns a reader of one answer."""
-        return Llama3Parser(names, new_id)
+        return LlamaParser(names, new_id)
 
     def rule(self, grammar: ToolGrammar) -> str:
         """Returns the rule for answers, and adds the rules that it needs to the grammar."""
@@ -34,7 +34,7 @@ class Llama3Form(ToolForm):
         return _SEPARATOR.join(calls)
 
 
-class Llama3Parser(CallParser):
+class LlamaParser(CallParser):
     """Reader of answers with calls that are JSON objects anywhere in the text."""
 
     def _read_next(self) -> Reading[None]:
