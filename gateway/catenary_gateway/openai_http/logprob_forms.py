@@ -127,9 +127,7 @@ def _entry(codec: TextCodec, token: int, logprob: float) -> _Document:
 
 
 def _with_own(each: TokenLogprobs, top: int | None = None) -> Iterable[tuple[int, float]]:
-    """Returns the likeliest tokens with their log probabilities, and the token itself if it is
-    none of them.
-    """
+    """Returns the likeliest tokens with their log probabilities, and the token itself."""
     named = dict(each.top[:top])
     named.setdefault(each.token_id, each.logprob)
     return named.items()

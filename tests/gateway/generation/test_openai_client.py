@@ -13,7 +13,7 @@ import aiohttp
 import openai
 import pytest
 
-from catenary_gateway.openai_http import answers as openai_stream
+from catenary_gateway.openai_http import streaming as openai_stream
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.security.keys import add_key
 from gateway_harness import Down
@@ -192,9 +192,17 @@ async def test_stop_texts_end_an_answer(running: TextStage, stop: object) -> Non
 
 
 WRONG = [
-    ("n", {"n": 2}),
-    ("logprobs", {"logprobs": True}),
+    ("n", {"n": 0}),
+    ("n", {"n": 129}),
+    ("logprobs", {"logprobs": 1}),
     ("top_logprobs", {"top_logprobs": 3}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("prompt_logprobs", {"stream": True, "extra_body": {"prompt_logprobs": 1}}),
+    ("stop_token_ids", {"extra_body": {"stop_token_ids": [259]}}),
+    ("stop_token_ids", {"extra_body": {"stop_token_ids": ["a"]}}),
+    ("allowed_token_ids", {"extra_body": {"allowed_token_ids": []}}),
+    ("bad_words", {"extra_body": {"bad_words": [" "]}}),
+    ("bad_words", {"extra_body": {"bad_words": ["a"] * 129}}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("response_format", {"response_format": {"type": "json_object"}}),
     ("logit_bias", {"logit_bias": {"1": 200}}),
@@ -246,15 +254,20 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: TextStage) ->
             error = raised.value
             assert (error.param, error.type) == (param, "invalid_request_error"), asked
         for param, asked in [
-            ("echo", {"echo": True}),
+            ("echo", {"echo": 1}),
             ("suffix", {"suffix": "x"}),
-            ("logprobs", {"logprobs": 0}),
-            ("best_of", {"best_of": 2}),
-            ("prompt", {"prompt": ["a", "b"]}),
+            ("logprobs", {"logprobs": 6}),
+            ("logprobs", {"logprobs": True}),
+            ("best_of", {"n": 3, "best_of": 2}),
+            ("best_of", {"best_of": 2, "stream": True}),
+            ("best_of", {"prompt": ["a", "b"], "best_of": 65}),
+            ("prompt", {"prompt": ["a"] * 65, "n": 2}),
+            ("prompt", {"prompt": ["a", ""]}),
+            ("prompt", {"prompt": ["a", 1]}),
             ("prompt", {"prompt": ""}),
             ("prompt", {"prompt": [1, 1000]}),
             ("prompt", {"prompt": [1, "a"]}),
-            ("prompt", {"prompt": [[1], [2]]}),
+            ("prompt", {"prompt": [[1], []]}),
             ("model", {"model": "toy"}),
         ]:
             with pytest.raises(openai.BadRequestError) as raised:
@@ -392,7 +405,7 @@ async def test_ids_and_objectives_travel_in_headers(running: TextStage) -> None:
         )
         with pytest.raises(openai.BadRequestError) as raised:
             await client.chat.completions.create(
-                **ASKED, n=2, extra_headers={"X-Request-Id": "wrong"}
+                **ASKED, n=0, extra_headers={"X-Request-Id": "wrong"}
             )
         assert raised.value.request_id == "wrong"
     await running.is_empty()

@@ -32,7 +32,7 @@ class TokenBytes:
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_tokens = "ByteFallback" in kinds
         self._has_signs = "Metaspace" in kinds or any(map(_replaces_signs, steps))
-        self._is_plain = not kinds - {"Fuse", "Strip"}
+        self._is_plain = not kinds - {"ByteLevel", "Fuse", "Strip"}
         self._known: dict[int, bytes] = {}
 
     def of(self, token_id: int) -> bytes:
@@ -45,21 +45,16 @@ class TokenBytes:
     def _read(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
-        if self._is_byte_level:
-            if all(character in _BYTE_OF for character in token):
-                return bytes(_BYTE_OF[character] for character in token)
-            return token.encode()
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if self._is_byte_level and _BYTE_OF.keys() >= set(token):
+            return bytes(_BYTE_OF[character] for character in token)
         if self._has_byte_tokens and (byte := _BYTE.fullmatch(token)):
             return bytes([int(byte[1], 16)])
         if self._has_signs:
-            return token.replace(_SPACE, " ").encode()
-        if self._is_plain:
-            return token.encode()
-        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return text.encode()
+            token = token.replace(_SPACE, " ")
+        elif not self._is_plain and token:
+            token = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return token.encode()
 
 
 def _added(tokenizer: Tokenizer) -> Iterator[tuple[int, Any]]:
