@@ -63,7 +63,7 @@ class CompletionRequest:
     continuous_usage: bool
     """True to send the usage in every chunk of a stream."""
     priority: int
-    include_reasoning: bool
+    include_reasoning: bool = True
     """True if an answer has its reasoning, too."""
 
 
@@ -81,6 +81,8 @@ def chat_of(fields: Fields) -> CompletionRequest:
         raise InvalidInput("chat_template_kwargs", f"has more than {_MOST_VARIABLES} names")
     prompt = ChatPrompt(messages, variables, tools_of(fields), parsed=True)
     wanted = _wanted(fields, [prompt], _limit(fields, limit, 0))
+    if fields.get("include_reasoning") is not None:
+        wanted = replace(wanted, include_reasoning=flag(fields, "include_reasoning"))
     top = integer(fields, "top_logprobs", 0)
     if not 0 <= top <= MAX_LOGPROBS:
         raise InvalidInput("top_logprobs", f"must be 0 to {MAX_LOGPROBS}")
@@ -165,8 +167,6 @@ def _wanted(fields: Fields, prompts: Sequence[Prompt], max_tokens: int) -> Compl
         continuous_usage=flag(options, "continuous_usage_stats"),
         # This field is vLLM's, which serves the lowest value first; the scheduler the highest.
         priority=-priority,
-        include_reasoning=fields.get("include_reasoning") is None
-        or flag(fields, "include_reasoning"),
     )
 
 

@@ -203,7 +203,7 @@ WRONG = [
     ("allowed_token_ids", {"extra_body": {"allowed_token_ids": []}}),
     ("bad_words", {"extra_body": {"bad_words": [" "]}}),
     ("bad_words", {"extra_body": {"bad_words": ["a"] * 129}}),
-    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("functions", {"functions": [{"name": "f"}]}),
     ("response_format", {"response_format": {"type": "json_object"}}),
     ("logit_bias", {"logit_bias": {"1": 200}}),
     ("logit_bias", {"logit_bias": {"259": 2}}),
@@ -226,7 +226,7 @@ WRONG = [
     ("repetition_penalty", {"extra_body": {"repetition_penalty": 0}}),
     ("priority", {"extra_body": {"priority": 2**31}}),
     ("messages", {"messages": []}),
-    ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x"}]}),
     ("messages[0].content", {"messages": [{"role": "user"}]}),
     (
         "messages[0].content[0].type",
@@ -239,7 +239,10 @@ WRONG = [
             ]
         },
     ),
-    ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}),
+    (
+        "messages[0].tool_calls[0].function",
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+    ),
     ("chat_template_kwargs", {"extra_body": {"chat_template_kwargs": {"messages": []}}}),
     ("x-slo-ttft-ms", {"extra_headers": {"x-slo-ttft-ms": "fast"}}),
     ("x-deadline-ms", {"extra_headers": {"x-deadline-ms": "-1"}}),
