@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.generation.forms.answer_form import AnswerForm
+from catenary_gateway.generation.forms.answer_syntax import AnswerSyntax
 from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.request import (
     CHAT,
@@ -47,7 +47,7 @@ async def request_of(
             and answer together may be longer than a session.
     """
     field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-    ids, form = await _tokens_of(model, codec, prompt, field)
+    ids, syntax = await _tokens_of(model, codec, prompt, field)
     if not ids:
         raise InvalidInput(field, "is empty")
     if len(ids) >= model.session_tokens:
@@ -56,7 +56,7 @@ async def request_of(
     if sampling.bad_words:
         sampling = replace(sampling, bad_token_ids=await _bad_token_ids(codec, sampling))
     seed = random.SystemRandom().getrandbits(_SEED_BITS)
-    sampling = replace(sampling, grammar=form.grammar(sampling.grammar))
+    sampling = replace(sampling, grammar=syntax.grammar(sampling.grammar))
     try:
         resolved = sampling.resolved(len(ids), model.session_tokens, seed)
     except InvalidInput as error:
@@ -72,7 +72,7 @@ async def request_of(
         sampling=resolved,
         codec=codec,
         options=options,
-        form=form,
+        syntax=syntax,
     )
 
 
@@ -110,25 +110,25 @@ def is_unicode(text: str) -> bool:
 
 async def _tokens_of(
     model: Model, codec: TextCodec, prompt: Prompt, field: str
-) -> tuple[Sequence[int], AnswerForm]:
-    form = AnswerForm()
+) -> tuple[Sequence[int], AnswerSyntax]:
+    syntax = AnswerSyntax()
     match prompt:
         case ChatPrompt(messages, variables, tools):
             _check_messages(messages, codec.most_characters(model.session_tokens), model)
             text = codec.render(messages, variables, tools.shown if tools is not None else ())
             if prompt.parsed:
-                form = AnswerForm.of(codec.forms, tools, text)
+                syntax = AnswerSyntax.of(codec.forms, tools, text)
             add_special_tokens = False
         case TextPrompt(text):
             add_special_tokens = True
         case _:
-            return _checked("prompt", prompt.token_ids, codec.vocabulary_size), form
+            return _checked("prompt", prompt.token_ids, codec.vocabulary_size), syntax
     if not is_unicode(text):
         raise InvalidInput(field, "has halves of characters (lone surrogates)")
     if len(text) > codec.most_characters(model.session_tokens):
         # Text that can never fit is refused before the work of encoding it.
         raise _too_long(model, field, f"has {len(text)} characters")
-    return await codec.encode(text, special_tokens=add_special_tokens), form
+    return await codec.encode(text, special_tokens=add_special_tokens), syntax
 
 
 def _check_messages(messages: Sequence[Message], most_characters: int, model: Model) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.generation.forms.answer_form import AnswerForm
+from catenary_gateway.generation.forms.answer_syntax import AnswerSyntax
 from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.forms.tool_use import ToolUse
 from catenary_gateway.generation.text.text_codec import TextCodec
@@ -81,7 +81,7 @@ class GenerationRequest:
     """Sampling parameters in which `max_tokens` and `seed` have values."""
     codec: TextCodec
     options: GenerationOptions
-    form: AnswerForm = field(default_factory=AnswerForm)
+    syntax: AnswerSyntax = field(default_factory=AnswerSyntax)
     """What the answer may have beside text."""
     choice: int = 0
     """Index among several answers to the prompt; the first is charged for the prompt."""

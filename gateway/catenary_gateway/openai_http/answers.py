@@ -149,7 +149,7 @@ class AnswerWriter:
 
     def parts(self, stream: GenerationStream) -> AnswerParts:
         """Returns the parts of an answer that begins."""
-        return AnswerParts(stream.request.form.parser(), reasoning=self.wanted.include_reasoning)
+        return AnswerParts(stream.request.syntax.parser(), reasoning=self.wanted.include_reasoning)
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Returns the chunk after the last one of a stream, which holds only the usage."""

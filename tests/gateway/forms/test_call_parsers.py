@@ -232,6 +232,11 @@ def test_prose_is_given_to_its_last_character() -> None:
     assert list(parser.push("box>")) == [ContentPiece("<toolbox>")]
 
 
+def test_json_that_is_no_call_is_given_as_it_comes() -> None:
+    parser = PlainJsonParser(NAMES, lambda: "an id")
+    assert list(parser.push('{"answer": [')) == [ContentPiece('{"answer": [')]
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from catenary_gateway.generation.forms.answer_form import AnswerForm
+from catenary_gateway.generation.forms.answer_syntax import AnswerSyntax
 from catenary_gateway.generation.forms.calls.grammars import MOST_CALLS
 from catenary_gateway.generation.forms.calls.hermes import HermesForm
 from catenary_gateway.generation.forms.calls.llama import LlamaForm
@@ -116,14 +116,14 @@ def test_forced_calls_are_calls_and_nothing_else(
     special: Mapping[str, int],
 ) -> None:
     model = ModelForms(form, None, special)
-    grammar = AnswerForm(model, use()).grammar("")
+    grammar = AnswerSyntax(model, use()).grammar("")
     assert all(admits(tokens, grammar, text, special) for text in single + several)
     assert not any(admits(tokens, grammar, text, special) for text in wrong)
     for text in single + several:
         parser = form.parser(["weather", "now"], lambda: "id")
         kinds = [type(event).__name__ for event in (*parser.push(text), *parser.end())]
         assert set(kinds) == {"CallStart", "ArgumentsPiece", "CallComplete"}
-    alone = AnswerForm(model, use(parallel=False)).grammar("")
+    alone = AnswerSyntax(model, use(parallel=False)).grammar("")
     assert all(admits(tokens, alone, text, special) for text in single)
     assert not any(admits(tokens, alone, text, special) for text in several)
 
@@ -153,16 +153,16 @@ FREE: list[tuple[ToolForm, list[str], list[str]]] = [
 def test_free_answers_are_held_to_a_grammar_from_their_first_call_on(
     tokens: Any, form: ToolForm, right: list[str], wrong: list[str], special: Mapping[str, int]
 ) -> None:
-    grammar = AnswerForm(ModelForms(form, None, special), use(required=False)).grammar("")
+    grammar = AnswerSyntax(ModelForms(form, None, special), use(required=False)).grammar("")
     assert [text for text in right if not admits(tokens, grammar, text, special)] == []
     assert [text for text in wrong if admits(tokens, grammar, text, special)] == []
 
 
 def test_free_answers_of_loose_tools_are_held_to_none() -> None:
     loose = (ToolDefinition("now"),)
-    form = AnswerForm(ModelForms(HermesForm()), ToolUse(loose, loose))
+    form = AnswerSyntax(ModelForms(HermesForm()), ToolUse(loose, loose))
     assert form.grammar("") == ""
-    assert AnswerForm(ModelForms(), None).grammar("start: /a/") == "start: /a/"
+    assert AnswerSyntax(ModelForms(), None).grammar("start: /a/") == "start: /a/"
 
 
 UNDECIDED, THINKING, ANSWERING = ThinkingState
@@ -188,7 +188,7 @@ def test_grammars_begin_behind_the_reasoning(
     special: Mapping[str, int],
 ) -> None:
     model = ModelForms(HermesForm(), ReasoningForm(assumed=False), special)
-    form = AnswerForm(model, None if content else use(), begin)
+    form = AnswerSyntax(model, None if content else use(), begin)
     grammar = form.grammar(content)
     assert [text for text in right if not admits(tokens, grammar, text + answer, special)] == []
     assert [text for text in wrong if admits(tokens, grammar, text + answer, special)] == []
@@ -200,13 +200,13 @@ def test_an_answer_is_a_call_or_matches_its_own_grammar(
     tokens: Any, content: str, special: Mapping[str, int]
 ) -> None:
     model = ModelForms(HermesForm(), ReasoningForm(assumed=False), special)
-    form = AnswerForm(model, use(required=False), THINKING)
+    form = AnswerSyntax(model, use(required=False), THINKING)
     grammar = form.grammar(content)
     fits = "[1]" if content == CONTENT else "abc"
     right, wrong = (f"Hm</think>{fits}", f"Hm</think>\n{TAGGED}"), ("Hm</think>d", fits)
     assert all(admits(tokens, grammar, text, special) for text in right)
     assert not any(admits(tokens, grammar, text, special) for text in wrong)
-    forced = AnswerForm(model, use(), THINKING).grammar(content)
+    forced = AnswerSyntax(model, use(), THINKING).grammar(content)
     assert admits(tokens, forced, right[1], special)
     assert not admits(tokens, forced, right[0], special)
 
@@ -214,12 +214,12 @@ def test_an_answer_is_a_call_or_matches_its_own_grammar(
 @pytest.mark.parametrize("form", [LlamaForm(), PlainJsonForm()])
 def test_content_that_may_look_like_a_call_is_refused(form: ToolForm) -> None:
     with pytest.raises(InvalidInput, match="tool_choice") as caught:
-        AnswerForm(ModelForms(form), use(required=False)).grammar(CONTENT)
+        AnswerSyntax(ModelForms(form), use(required=False)).grammar(CONTENT)
     assert caught.value.field == "response_format"
 
 
 def test_an_answer_has_so_many_calls_at_most(tokens: Any) -> None:
-    grammar = AnswerForm(ModelForms(HermesForm()), use()).grammar("")
+    grammar = AnswerSyntax(ModelForms(HermesForm()), use()).grammar("")
     assert admits(tokens, grammar, "\n".join([TAGGED_NOW] * MOST_CALLS), {})
     assert not admits(tokens, grammar, "\n".join([TAGGED_NOW] * (MOST_CALLS + 1)), {})
 
@@ -228,14 +228,14 @@ def test_keywords_without_a_grammar_count_for_strict_tools_only(tokens: Any) -> 
     odd = {"type": "object", "properties": {"x": {"type": "string", "format": "odd-format"}}}
     for strict in (True, False):
         tool = (ToolDefinition("odd", "", odd, strict),)
-        form = AnswerForm(ModelForms(HermesForm()), ToolUse(tool, tool, required=True))
+        form = AnswerSyntax(ModelForms(HermesForm()), ToolUse(tool, tool, required=True))
         matcher = llguidance.LLMatcher(tokens, form.grammar(""))
         assert matcher.is_error() == strict
 
 
 def test_as_many_tools_as_a_request_may_have_are_forced(tokens: Any) -> None:
     many = tuple(ToolDefinition(f"tool-{number}", "", CITY) for number in range(MOST_TOOLS))
-    grammar = AnswerForm(ModelForms(HermesForm()), ToolUse(many, many, required=True)).grammar("")
+    grammar = AnswerSyntax(ModelForms(HermesForm()), ToolUse(many, many, required=True)).grammar("")
     assert admits(tokens, grammar, TAGGED.replace("weather", "tool-77"), {})
 
 
@@ -243,5 +243,5 @@ def test_a_grammar_that_is_too_long_is_refused() -> None:
     words = {"enum": [f"word {number}" for number in range(6000)]}
     tool = (ToolDefinition("f", "", {"type": "object", "properties": {"word": words}}),)
     with pytest.raises(InvalidInput) as caught:
-        AnswerForm(ModelForms(HermesForm()), ToolUse(tool, tool, required=True)).grammar("")
+        AnswerSyntax(ModelForms(HermesForm()), ToolUse(tool, tool, required=True)).grammar("")
     assert caught.value.field == "tools"

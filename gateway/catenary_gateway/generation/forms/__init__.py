@@ -2,6 +2,6 @@
 
 `calls` has a form of calls in each module: how a model writes them, how they are read again while
 the answer comes, and the grammar that forces them. `reasoning` does the same for reasoning,
-`model_forms` chooses both for a model, `answer_form` puts them together for one answer, and
+`model_forms` chooses both for a model, `answer_syntax` puts them together for one answer, and
 `conversations` brings tools and earlier calls into the prompt.
 """

@@ -76,7 +76,7 @@ class PendingSession:
             sampling.min_tokens,
             keeps_stop=sampling.include_stop_str_in_output,
             skips_special=sampling.skip_special_tokens,
-            shown_tokens=request.form.shown_tokens,
+            shown_tokens=request.syntax.shown_tokens,
         )
         self.first_token_ns = 0
         self.last_token_ns = 0

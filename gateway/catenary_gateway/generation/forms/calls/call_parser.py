@@ -6,7 +6,8 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, TypeGuard, TypeVar
 
 from catenary_gateway.generation.forms.calls.json_text import JsonText, json_value
@@ -24,6 +25,8 @@ Reading = Generator[None, str, T]
 """A function that is sent one character at a time, and an empty text at the end of the answer."""
 
 _ARGUMENTS = ("arguments", "parameters")
+_KEYS = frozenset(("name", "type", "id", "function", *_ARGUMENTS))
+"""Keys of objects that may be calls; others show at once that an object is none."""
 _INVALID = object()
 """Stands where a JSON value should be."""
 
@@ -52,7 +55,7 @@ class CallParser(ABC):
         self._taken: list[str] = []
         """Characters that may be part of a call, or turn out to be content."""
         self._gap: str | None = ""
-        """White space at the begin, or since a call; None once content follows."""
+        """White space at the beginning, or since a call; None once content follows."""
         self._reading = self._read_all()
         next(self._reading)
 
@@ -128,6 +131,8 @@ class CallParser(ABC):
                     return False
                 yield from self._rest_of_object()
                 return True
+            if key not in _KEYS:
+                break
             known[key] = value = yield from self._value()
             if value is _INVALID or (key == "name" and not self._is_tool(value)):
                 break
@@ -247,14 +252,17 @@ class CallParser(ABC):
         """Returns the events since the last time; pieces of one text become one."""
         events, self._events = self._events, []
         joined: list[AnswerEvent] = []
-        for (kind, index), group in groupby(events, _piece_of):
-            if kind is ContentPiece or kind is ArgumentsPiece:
-                text = "".join(each.text for each in group)
-                joined.append(ContentPiece(text) if index < 0 else ArgumentsPiece(index, text))
-            else:
-                joined.extend(group)
+        parts: list[str] = []
+        for event, following in zip_longest(events, events[1:]):
+            if not isinstance(event, ContentPiece | ArgumentsPiece):
+                joined.append(event)
+                continue
+            parts.append(event.text)
+            if _kind_of(event) != _kind_of(following):
+                joined.append(replace(event, text="".join(parts)))
+                parts.clear()
         return joined
 
 
-def _piece_of(event: AnswerEvent) -> tuple[type[AnswerEvent], int]:
+def _kind_of(event: AnswerEvent | None) -> tuple[type[AnswerEvent | None], int]:
     return type(event), event.index if isinstance(event, ArgumentsPiece) else -1

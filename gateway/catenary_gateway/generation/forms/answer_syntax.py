@@ -1,4 +1,4 @@
-"""The form of one answer: what is forced, what is shown, and how it is read."""
+"""The syntax of one answer: what is forced, what is shown, and how it is read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _random = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """The form of one answer, which may have reasoning and calls."""
+class AnswerSyntax:
+    """The syntax of one answer, which may have reasoning and calls beside content."""
 
     model: ModelForms = field(default_factory=ModelForms)
     tools: ToolUse | None = None
@@ -30,8 +30,8 @@ class AnswerForm:
     begin: ThinkingState = ThinkingState.ANSWERING
 
     @classmethod
-    def of(cls, model: ModelForms, tools: ToolUse | None, prompt: str) -> AnswerForm:
-        """Returns the form of a model's answer to a prompt."""
+    def of(cls, model: ModelForms, tools: ToolUse | None, prompt: str) -> AnswerSyntax:
+        """Returns the syntax of a model's answer to a prompt."""
         if model.reasoning is None:
             return cls(model, tools)
         return cls(model, tools, model.reasoning.begin(prompt))
