@@ -137,7 +137,9 @@ def _check_messages(messages: Sequence[Message], most_characters: int, model: Mo
         raise InvalidInput("messages", f"are {len(messages)}, at most {MOST_MESSAGES} may be")
     texts = (text for each in messages for text in each.values() if isinstance(text, str))
     calls = (each["tool_calls"] for each in messages if "tool_calls" in each)
-    characters = sum(map(len, texts)) + sum(len(json.dumps(each)) for each in calls)
+    characters = sum(map(len, texts)) + sum(
+        len(json.dumps(each, ensure_ascii=False)) for each in calls
+    )
     if characters > most_characters:
         raise _too_long(model, "messages", f"has {characters} characters")
 

@@ -63,12 +63,11 @@ class AnswerSyntax:
             grammar = rules.text(form.rule(rules))
         if grammar and self.model.reasoning is not None:
             grammar = behind_reasoning(grammar, self.begin, special)
-        if len(grammar.encode(errors="replace")) > MAX_GRAMMAR_BYTES:
-            raise InvalidInput(
-                "tools",
-                f"their schemas make a grammar of more than {MAX_GRAMMAR_BYTES} bytes, too many "
-                "for calls that are forced",
-            )
+        size = len(grammar.encode(errors="replace"))
+        if size > MAX_GRAMMAR_BYTES:
+            field_name = "response_format" if self.tools is None else "tools"
+            text = f"makes a grammar of {size} bytes, at most {MAX_GRAMMAR_BYTES} can be forced"
+            raise InvalidInput(field_name, text)
         return grammar
 
     def parser(self) -> AnswerParser:
