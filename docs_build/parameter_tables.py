@@ -8,25 +8,25 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from catenary_gateway.openai_http.parameters import BOTH, CHATS, PARAMETERS, Parameter, Treatment
+from catenary_gateway.openai_http.parameters import BOTH, CHATS, PARAMETERS, Parameter, ParameterKind
 from docs_build.reference.markdown import code, table
 
 PAGE = Path(__file__).parent.parent / "docs/openai.md"
 BEGIN = "<!-- parameters: written by docs_build/parameter_tables.py -->"
 END = "<!-- end of parameters -->"
 _HEADS = {
-    Treatment.TAKEN: "**Taken**",
-    Treatment.REFUSED: "**Refused** with status 400 and the name in `param`, because the answer "
+    ParameterKind.TAKEN: "**Taken**",
+    ParameterKind.REFUSED: "**Refused** with status 400 and the name in `param`, because the answer "
     "would not be what was asked for; values that ask for nothing (null, false, empty) pass",
-    Treatment.IGNORED: "**Ignored**, as is every parameter that is in none of these tables",
+    ParameterKind.IGNORED: "**Ignored**, as is every parameter that is in none of these tables",
 }
 
 
 def tables() -> str:
     """Returns the part of the page between its marks."""
     parts = [BEGIN]
-    for treatment, head in _HEADS.items():
-        treated = [each for each in PARAMETERS if each.treatment is treatment]
+    for kind, head in _HEADS.items():
+        treated = [each for each in PARAMETERS if each.kind is kind]
         rows = [
             (", ".join(code(each.name) for each in same), paths, text)
             for (paths, text), group in groupby(treated, lambda each: (_paths(each), each.text))

@@ -23,6 +23,7 @@ from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.logprobs import TokenLogprobs
 from shared_helpers.waiting import until
 from tests.support.agent_harness import SECOND_NS, Net, Node, TestPeer
 
@@ -112,6 +113,10 @@ class ToyDecoder:
         if self.fails is not None:
             raise self.fails
         self.book.check(items)
+        for item in items:
+            if item.scores is not None:
+                # Made up, but a function of the tokens alone.
+                item.scores.prompt += [TokenLogprobs(t, -t / 8, 1) for t in item.scores.following]
         self.steps.append([(each.session, each.position, len(each.inputs)) for each in items])
         return [self._run(item) for item in items]
 
@@ -277,6 +282,8 @@ class Caller:
     def __init__(self, peer: TestPeer) -> None:
         self.peer = peer
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
+        self.prompts: dict[int, list[generation_pb2.TokenLogprobs]] = {}
+        """Log probabilities of the prompts that ask for them, the first token's left out."""
         self.wrong: list[str] = []
         self.moved: dict[int, int] = {}
         """What a session was before it moved."""
@@ -287,6 +294,11 @@ class Caller:
     def on_frame(self, frame) -> None:
         header = frame_pb2.FrameHeader.FromString(frame.header)
         frame.release()
+        for part in header.prompt_logprobs:
+            scored = self.prompts.setdefault(part.session_id, [])
+            if part.position != len(scored) + 1 or part.session_id in self.tokens:
+                self.wrong.append(f"{part.session_id}: scores from {part.position} on")
+            scored.extend(part.logprobs)
         for token in header.session_tokens:
             got = self.tokens.setdefault(token.session_id, [])
             if token.session_id in self.moved:

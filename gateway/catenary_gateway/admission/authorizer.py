@@ -298,19 +298,25 @@ class AdmittedGeneration:
             for index, request in enumerate(requests):
                 # The first answer is the request's span; each other one is a span below it.
                 own = arrival if index == 0 else arrival.child()
-                streams.append(self._open(request, own))
+                first = streams[index - request.choice] if request.choice else None
+                streams.append(self._open(request, own, first))
         except BaseException:
             ChoiceStreams(streams).__exit__(None, None, None)
             raise
         return ChoiceStreams(streams)
 
-    def _open(self, request: GenerationRequest, arrival: RequestArrival) -> GenerationStream:
+    def _open(
+        self,
+        request: GenerationRequest,
+        arrival: RequestArrival,
+        shares_prompt_of: GenerationStream | None,
+    ) -> GenerationStream:
         self._is_submitted = False
         left_ns = self._sessions.limits(request, arrival).due_ns(0) - time.monotonic_ns()
         request, observer = self._authorizer.admit_generation(self._principal, request, left_ns)
         self._is_submitted = True
         try:
-            return self._sessions.open(request, arrival, observer)
+            return self._sessions.open(request, arrival, observer, shares_prompt_of)
         except CatenaryError as error:
             observer.ended(error, 0, 0)
             raise

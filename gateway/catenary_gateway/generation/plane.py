@@ -42,7 +42,7 @@ class GenerationStream:
     """
 
     def __init__(self, session: PendingSession, give_up: Callable[[PendingSession], None]) -> None:
-        self._session = session
+        self.session = session
         self._give_up = give_up
 
     async def next(self) -> AnswerChunk | None:
@@ -52,16 +52,16 @@ class GenerationStream:
             CatenaryError: The reason why the answer is incomplete. All text that was generated
                 before is returned first.
         """
-        return await self._session.read()
+        return await self.session.read()
 
     @property
     def request(self) -> GenerationRequest:
         """The request that is answered."""
-        return self._session.request
+        return self.session.request
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self._session.request.prompt)
+        return len(self.session.request.prompt)
 
     @property
     def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
@@ -70,22 +70,22 @@ class GenerationStream:
         They are complete when the first token of the answer is there, and empty in an answer that
         goes on after another gateway's.
         """
-        return self._session.prompt_logprobs
+        return self.session.prompt_logprobs
 
     @property
     def completion_tokens(self) -> int:
         """Number of tokens generated so far, an end-of-text token included."""
-        return len(self._session.generated)
+        return len(self.session.generated)
 
     @property
     def objectives(self) -> ObjectivesReport:
         """Times of the answer so far, beside its objectives and predictions."""
-        return objectives_report(self._session)
+        return objectives_report(self.session)
 
     @property
     def chain_changes(self) -> tuple[ChainChange, ...]:
         """The changes from one chain to another so far, in order."""
-        return chain_changes(self._session)
+        return chain_changes(self.session)
 
     def __enter__(self) -> GenerationStream:
         return self
@@ -96,7 +96,7 @@ class GenerationStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._give_up(self._session)
+        self._give_up(self.session)
 
 
 class ProgressReporter:
@@ -237,15 +237,24 @@ class SessionPlane:
         request: GenerationRequest,
         arrival: RequestArrival,
         observer: GenerationObserver | None = None,
+        shares_prompt_of: GenerationStream | None = None,
     ) -> GenerationStream:
         """Asks the scheduler for a chain, and returns the stream of the answer.
+
+        Args:
+            request: The request.
+            arrival: When it came.
+            observer: Told of the answer's progress.
+            shares_prompt_of: Another answer to the same prompt. On the same chain, the prompt is
+                computed once for both.
 
         Raises:
             DeadlineExceeded: The deadline passed while the request was read.
             Overloaded: The scheduler does not read fast enough.
         """
         limits = self.limits(request, arrival)
-        session = PendingSession(next(self._numbers), request, arrival, limits)
+        other = shares_prompt_of.session if shares_prompt_of is not None else None
+        session = PendingSession(next(self._numbers), request, arrival, limits, other)
         session.submitted_ns = time.monotonic_ns()
         try:
             if session.submitted_ns >= session.due_ns:

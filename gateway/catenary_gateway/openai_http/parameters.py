@@ -15,8 +15,8 @@ from catenary_gateway.openai_http.fields import Fields
 from catenary_services.errors import InvalidInput
 
 
-class Treatment(Enum):
-    """The treatment of a parameter."""
+class ParameterKind(Enum):
+    """The kind of a parameter."""
 
     TAKEN = "taken"
     REFUSED = "refused"
@@ -37,7 +37,7 @@ class Parameter:
     name: str
     paths: frozenset[str]
     """The paths on which it is treated so: "chat", "completions"."""
-    treatment: Treatment
+    kind: ParameterKind
     text: str
     """Its range or meaning if it is taken, else why it is not."""
     harmless: Callable[[Any], bool] = lambda value: False
@@ -69,17 +69,17 @@ _NOTHING = _is(False, [], {}, "")
 
 
 def _taken(paths: frozenset[str], **texts: str) -> Iterable[Parameter]:
-    return (Parameter(name, paths, Treatment.TAKEN, text) for name, text in texts.items())
+    return (Parameter(name, paths, ParameterKind.TAKEN, text) for name, text in texts.items())
 
 
 def _refused(
     paths: frozenset[str], names: str, text: str, harmless: Callable[[Any], bool] = _NOTHING
 ) -> Iterable[Parameter]:
-    return (Parameter(name, paths, Treatment.REFUSED, text, harmless) for name in names.split(", "))
+    return (Parameter(name, paths, ParameterKind.REFUSED, text, harmless) for name in names.split(", "))
 
 
 def _ignored(paths: frozenset[str], names: str, text: str) -> Iterable[Parameter]:
-    return (Parameter(name, paths, Treatment.IGNORED, text) for name in names.split(", "))
+    return (Parameter(name, paths, ParameterKind.IGNORED, text) for name in names.split(", "))
 
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -191,7 +191,7 @@ _REFUSED = {
     path: {
         parameter.name: parameter
         for parameter in PARAMETERS
-        if parameter.treatment is Treatment.REFUSED and path in parameter.paths
+        if parameter.kind is ParameterKind.REFUSED and path in parameter.paths
     }
     for path in BOTH
 }

@@ -13,7 +13,7 @@ from catenary_gateway.openai_http.completion_request import (
     completion_of,
 )
 from catenary_gateway.openai_http.fields import Fields
-from catenary_gateway.openai_http.parameters import PARAMETERS, Parameter, Treatment
+from catenary_gateway.openai_http.parameters import PARAMETERS, Parameter, ParameterKind
 from catenary_services.errors import InvalidInput
 from cluster_harness import ROOT
 from docs_build.parameter_tables import tables
@@ -35,9 +35,9 @@ class Noted(dict[str, object]):
         return super().get(name, default)
 
 
-def named(path: str, treatment: Treatment) -> dict[str, Parameter]:
+def named(path: str, kind: ParameterKind) -> dict[str, Parameter]:
     return {
-        each.name: each for each in PARAMETERS if path in each.paths and each.treatment is treatment
+        each.name: each for each in PARAMETERS if path in each.paths and each.kind is kind
     }
 
 
@@ -50,14 +50,14 @@ def test_what_is_read_is_what_the_table_calls_taken(
         fields = Noted(MEANT | more)
         read(fields)
         seen |= fields.read
-    assert seen == named(path, Treatment.TAKEN).keys()
+    assert seen == named(path, ParameterKind.TAKEN).keys()
 
 
 @pytest.mark.parametrize(("path", "read"), READERS.items())
 def test_refused_parameters_are_refused_with_the_sentence_of_the_table(
     path: str, read: Callable[[Fields], CompletionRequest]
 ) -> None:
-    for name, parameter in named(path, Treatment.REFUSED).items():
+    for name, parameter in named(path, ParameterKind.REFUSED).items():
         read(MEANT | {name: None})
         with pytest.raises(InvalidInput) as caught:
             read(MEANT | {name: SOMETHING})
@@ -69,7 +69,7 @@ def test_refused_parameters_are_refused_with_the_sentence_of_the_table(
 def test_ignored_parameters_and_unknown_ones_change_nothing(
     path: str, read: Callable[[Fields], CompletionRequest]
 ) -> None:
-    ignored = [*named(path, Treatment.IGNORED), "whatever_comes_next_year"]
+    ignored = [*named(path, ParameterKind.IGNORED), "whatever_comes_next_year"]
     assert read(MEANT | dict.fromkeys(ignored, SOMETHING)) == read(MEANT)
 
 

@@ -21,6 +21,7 @@ import catenary
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from cluster_harness import RunningCluster, running_cluster
 from language_model import install
+from shared_helpers.choices import all_scored, assert_equal
 from small_models.prompts import PROMPTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -134,6 +135,27 @@ async def test_a_scheduler_killed_in_the_middle_of_answers_changes_no_token(
     report(capsys, "kill -9 scheduler", answers, undisturbed)
     nothing_was_lost(answers, undisturbed)
     await settled(cluster)
+
+
+async def test_choices_with_log_probabilities_survive_a_killed_agent(
+    cluster: RunningCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five chats with four choices each, sampled; an agent of either chain is killed."""
+    prompts, facts = PROMPTS[:5], {"model": MODEL, "n": 4, "seed": 11, "max_tokens": TOKENS}
+    expected = await all_scored(cluster.http, prompts, **facts)
+    choices = [choice for chat in expected for choice in chat]
+    assert len({choice.text for choice in choices}) == len(choices) == 20
+    assert all(len(choice.logprobs) >= len(choice.tokens) > 0 for choice in choices)
+    took = max(c.moments[-1] for c in choices) - min(c.moments[0] for c in choices)
+    for victim in ("agent-1", "agent-4"):
+        running = asyncio.create_task(all_scored(cluster.http, prompts, **facts))
+        await asyncio.wait([running], timeout=took / 2)
+        assert not running.done()
+        await asyncio.to_thread(kill, cluster, victim)
+        assert_equal(await running, expected)
+        await settled(cluster)
+    with capsys.disabled():
+        print(f"\nchoices: {len(choices)} of 4 each, {took:.1f} s undisturbed", end="")
 
 
 async def all_answers(stub: generation_pb2_grpc.GenerationStub) -> list[Answer]:

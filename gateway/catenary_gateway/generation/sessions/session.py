@@ -49,6 +49,7 @@ class PendingSession:
         "number",
         "prompt_logprobs",
         "request",
+        "shares_prompt_of",
         "starts",
         "submitted_ns",
         "successors",
@@ -56,9 +57,24 @@ class PendingSession:
     )
 
     def __init__(
-        self, number: int, request: GenerationRequest, arrival: RequestArrival, limits: AnswerLimits
+        self,
+        number: int,
+        request: GenerationRequest,
+        arrival: RequestArrival,
+        limits: AnswerLimits,
+        shares_prompt_of: PendingSession | None = None,
     ) -> None:
+        """Begins without a start.
+
+        Args:
+            number: The number of the request.
+            request: The request.
+            arrival: When it came.
+            limits: The time limits of its answer.
+            shares_prompt_of: Another answer to the same prompt, whose caches of it agents may copy.
+        """
         self.number = number
+        self.shares_prompt_of = shares_prompt_of
         self.request = request
         self.arrival = arrival
         self.limits = limits
@@ -178,10 +194,23 @@ class PendingSession:
             budget_ns=self.limits.whole_ns - now_ns,
             traceparent=trace.traceparent if trace.sampled else "",
             timed=self.timed,
+            shares_prompt_of=self._shared_session(start),
         )
         opening.token_ids.extend(request.prompt)
         opening.token_ids.extend(self.generated)
         return opening
+
+    def _shared_session(self, start: SessionStart) -> int:
+        """Returns the session that has the same prompt on the same ring; 0 if none has.
+
+        A session that is started again reads everything itself, as does one whose prompt is scored.
+        """
+        other = self.shares_prompt_of.current if self.shares_prompt_of is not None else None
+        if other is None or not other.push_ns or len(self.starts) > 1 or self.generated:
+            return 0
+        if self.request.sampling.prompt_logprobs is not None or not start.has_ring_of(other):
+            return 0
+        return other.session_id
 
     def begin(self, start: SessionStart) -> None:
         """Registers a start: as a successor if it moves the current one, else as current."""

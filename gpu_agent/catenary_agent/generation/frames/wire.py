@@ -37,6 +37,8 @@ class StepFrame(SessionFrame):
         return tuple(each.spec.session_id for each in self.rows)
 
     def fill(self, view: memoryview) -> None:
+        if not self.nbytes:  # nothing but openings
+            return
         target = np.frombuffer(view, np.float32).reshape(-1, self.rows[0].rows.shape[1])
         start = 0
         for each in self.rows:

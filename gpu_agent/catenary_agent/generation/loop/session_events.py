@@ -38,13 +38,22 @@ class SessionEvents:
             if is_over:
                 self._sessions.out.gone.append(session_id)
             return
-        session = admission.try_admit(event, self._sessions.batchers)
+        shared = self._migrations.shared
+        try:
+            source = shared.source_of(event.spec)
+        except CatenaryError as error:
+            self._sessions.fail(session_id, error)
+            return
+        batchers = self._sessions.batchers
+        session = admission.try_admit(event, batchers, shares=source is not None)
         if isinstance(session, CatenaryError):
             self._sessions.fail(session_id, session)
             return
         self._sessions.add(session)
         if session.pending_cache is not None:
             self._migrations.waiting.begin(session)
+        if source is not None:
+            shared.begin(session, source)
         self._sessions.resume(session)
 
     def on_rows(self, event: RowsArrived) -> None:

@@ -176,7 +176,11 @@ class StepRunner:
             sessions.out.rows.append(
                 RowsOut(spec, work.position, result, work.sample, opens, work.arrived, *times)
             )
-        else:
+        if self._migrations.shared.readers:
+            self._migrations.shared.advanced(session)
+            if session.state is CLOSED:
+                return
+        if spec.is_last:
             if work.scores is not None and work.scores.prompt:
                 scored = PromptScoresOut(spec, work.position + 1, work.scores.prompt)
                 sessions.out.prompt_scores.append(scored)

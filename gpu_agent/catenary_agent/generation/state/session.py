@@ -111,7 +111,9 @@ class PendingCache:
 
     progress: CacheReceiveProgress
     leader: str = ""
-    """The first agent of the old ring in a live migration; empty in the split phase."""
+    """The first agent of the old ring in a live migration; empty if there is none."""
+    shared: int = 0
+    """The session of this agent whose prompt is shared; 0 if the caches come from elsewhere."""
 
 
 @dataclass(slots=True)
