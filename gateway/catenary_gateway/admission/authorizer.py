@@ -18,6 +18,7 @@ from catenary_gateway.admission.quotas import Quotas, TokenReservation
 from catenary_gateway.catalog import Model
 from catenary_gateway.data_plane import DataPlane, budget_of
 from catenary_gateway.fairness.fair_limiter import FairLimiters, FairPermit, FairRequest
+from catenary_gateway.generation.grammar.checker import GrammarModel
 from catenary_gateway.generation.intake import request_of
 from catenary_gateway.generation.plane import GenerationStream, SessionPlane
 from catenary_gateway.generation.request import GenerationOptions, GenerationRequest, Prompt
@@ -279,6 +280,11 @@ class AdmittedGeneration:
         """
         codec = await self._codecs.of(self.model.key)
         request = await request_of(self.model, codec, request_id, prompt, sampling, options)
+        if sampling.grammar:
+            model = GrammarModel(self.model.key, codec.tokenizer, codec.vocabulary_size)
+            await self._codecs.grammars.check(
+                model, sampling.grammar, options.grammar_field, options.generated
+            )
         left_ns = self._sessions.limits(request, arrival).due_ns(0) - time.monotonic_ns()
         request, observer = self._authorizer.admit_generation(self._principal, request, left_ns)
         self._is_submitted = True

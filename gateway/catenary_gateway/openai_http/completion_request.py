@@ -9,6 +9,7 @@ from typing import Any
 
 from catenary_gateway.generation.intake import is_unicode
 from catenary_gateway.generation.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from catenary_gateway.openai_http.answer_forms import answer_form_of
 from catenary_services.domain.sampling import MAX_BIASED_TOKENS, MAX_SEED, SamplingParameters
 from catenary_services.errors import InvalidInput
 
@@ -88,6 +89,8 @@ class CompletionRequest:
     continuous_usage: bool
     """True to send the usage in every chunk of a stream."""
     priority: int
+    grammar_field: str
+    """The field that describes the grammar of the answer, for errors."""
 
 
 def chat_of(fields: Fields) -> CompletionRequest:
@@ -129,15 +132,17 @@ def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> CompletionReques
     priority = integer(fields, "priority", 0)
     if abs(priority) > _PRIORITY_LIMIT:
         raise InvalidInput("priority", "must fit in 32 bits")
+    form = answer_form_of(fields)
     return CompletionRequest(
         model=text(fields, "model"),
         prompt=prompt,
-        sampling=_sampling(fields, max_tokens),
+        sampling=_sampling(fields, max_tokens, form.grammar),
         stream=stream,
         include_usage=flag(options, "include_usage"),
         continuous_usage=flag(options, "continuous_usage_stats"),
         # This field is vLLM's, which serves the lowest value first; the scheduler the highest.
         priority=-priority,
+        grammar_field=form.field,
     )
 
 
@@ -148,7 +153,7 @@ def _limit(fields: Fields, name: str, default: int) -> int:
     return limit
 
 
-def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
+def _sampling(fields: Fields, max_tokens: int, grammar: str) -> SamplingParameters:
     seed = fields.get("seed")
     top_k = integer(fields, "top_k", 0)
     return SamplingParameters(
@@ -167,6 +172,7 @@ def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
         frequency_penalty=number(fields, "frequency_penalty", 0.0),
         min_p=number(fields, "min_p", 0.0),
         logit_bias=_bias(mapping(fields, "logit_bias")),
+        grammar=grammar,
     )
 
 
@@ -258,10 +264,6 @@ def _is(*values: object) -> Callable[[Any], bool]:
     return harmless
 
 
-def _is_plain_text(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 def _table(
     names: Sequence[str], harmless: Callable[[Any], bool], why: str
 ) -> dict[str, tuple[Callable[[Any], bool], str]]:
@@ -276,12 +278,6 @@ _REFUSED = {
     **_table(("use_beam_search",), _NOTHING, "beam search is not offered"),
     **_table(("stop_token_ids",), _NOTHING, "is not offered: name the texts in stop"),
     **_table(("skip_special_tokens",), _is(True), "special tokens are always left out"),
-    **_table(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        _NOTHING,
-        "structured answers are not offered",
-    ),
-    **_table(("response_format",), _is_plain_text, "structured answers are not offered"),
 }
 _REFUSED_IN_CHATS = {
     **_table(("logprobs",), _is(False), "is not offered"),

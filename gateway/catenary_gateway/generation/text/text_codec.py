@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 from tokenizers import Tokenizer
 
+from catenary_gateway.generation.grammar.checker import GrammarChecker
 from catenary_gateway.generation.text.chat_template import ChatTemplate, Message
 from catenary_services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES
 from catenary_services.content.hashing import digests
@@ -144,6 +145,8 @@ class TextCodecs:
     def __init__(self, repository: Path) -> None:
         self.repository = ModelRepository(repository)
         """The models; whatever brings in missing files supplies them to it."""
+        self.grammars = GrammarChecker()
+        """What tries out the grammars that answers are to match."""
         self.prepare: Callable[[ModelKey], None] = lambda model: None
         """Called on a thread before the files of a model are read."""
         self._loads: dict[ModelKey, asyncio.Future[TextCodec]] = {}
