@@ -33,6 +33,8 @@ class GenerationOptions(TypedDict, total=False):
         frequency_penalty: Subtracted once for each time a token is in the answer.
         min_p: Tokens less likely than this share of the likeliest one's probability are left out.
         logit_bias: Token ids and the values added to their logits, -100 to 100.
+        grammar: What the answer must match: rules in Lark, or
+            `{"grammars": [{"json_schema": {...}}]}` as JSON.
         stop: The answer ends before this text, or the first of these.
         seed: Equal seeds give equal answers.
         ignore_eos: Whether the answer goes on after an end-of-text token.
@@ -55,6 +57,7 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float
     min_p: float
     logit_bias: Mapping[int, float]
+    grammar: str
     stop: str | Sequence[str]
     seed: int
     ignore_eos: bool
@@ -78,6 +81,7 @@ _SAMPLING = (
     "min_p",
     "seed",
     "ignore_eos",
+    "grammar",
 )
 _KNOWN = frozenset(GenerationOptions.__annotations__)
 

@@ -54,7 +54,11 @@ def answer_form_of(fields: Fields) -> AnswerForm:
     if len(forms) > 1:
         raise InvalidInput(forms[1].field, f"contradicts {forms[0].field}: give one of them")
     for form in forms:
-        size = len(form.grammar.encode(errors="replace"))
+        try:
+            size = len(form.grammar.encode())
+        except UnicodeEncodeError:
+            text = "has halves of characters (lone surrogates)"
+            raise InvalidInput(form.field, text) from None
         if size > MAX_GRAMMAR_BYTES:
             text = f"has {size} bytes as a grammar, at most {MAX_GRAMMAR_BYTES} are allowed"
             raise InvalidInput(form.field, text)

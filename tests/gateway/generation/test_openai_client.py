@@ -196,7 +196,6 @@ WRONG = [
     ("logprobs", {"logprobs": True}),
     ("top_logprobs", {"top_logprobs": 3}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
     ("logit_bias", {"logit_bias": {"1": 200}}),
     ("logit_bias", {"logit_bias": {"259": 2}}),
     ("min_p", {"extra_body": {"min_p": 1.5}}),

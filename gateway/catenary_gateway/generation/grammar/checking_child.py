@@ -6,6 +6,7 @@ that takes more processor time than its order says, or more memory than there is
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import threading
@@ -78,6 +79,8 @@ def _answer(
         problem = error.message.partition(": ")[2]
         if error.field != FIELD:
             problem = f"needs a tokenizer that can be used: {error.message}"
+    except MemoryError:
+        os.abort()  # as the engine does when it gets no memory
     except BaseException as error:  # a panic of the engine is no `Exception`
         problem = f"cannot be compiled: {type(error).__name__}"
     answers.append(GrammarAnswer(problem))
