@@ -1,7 +1,7 @@
-"""Tokens per second of eight sessions with a grammar and without: `python -m benchmarks.generation.constrained`.
+"""Tokens per second of eight sessions with a grammar, and of eight without.
 
-One cluster, one agent; sessions with and without a grammar take turns, so that a disturbance affects
-both. All answers have the same number of tokens.
+`python -m benchmarks.generation.constrained`. One cluster with one agent; both kinds take turns, so
+that a disturbance affects both. All answers have the same number of tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ PERSON = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "array", "items": PERSON, "minItems": 99}}]})
+GRAMMAR = json.dumps(
+    {"grammars": [{"json_schema": {"type": "array", "items": PERSON, "minItems": 99}}]}
+)
 """A list that is longer than any answer."""
 
 

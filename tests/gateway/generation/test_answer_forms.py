@@ -35,7 +35,12 @@ def matches(vocabulary: TokenVocabulary, grammar: str, text: str) -> bool:
 FORMS = [
     ({"response_format": {"type": "json_object"}}, ["{}", '{"x": [1]}'], ["[]", "1", "{} {}"]),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": SCHEMA},
+            }
+        },
         GOOD,
         BAD,
     ),

@@ -32,9 +32,7 @@ _MOST_WAITING = 16
 _RETRY_NS = 500_000_000
 _LONGEST_ANSWER_BYTES = 1 << 20
 _LATE = "no grammar can be compiled at the moment"
-_ITS_OWN_FAULT = {
-    -each for each in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-}
+_ITS_OWN_FAULT = {-each for each in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)}
 """The exit codes of a process that a grammar has ended."""
 
 _log = get_logger("catenary_gateway.generation")

@@ -1,7 +1,8 @@
 """The tokens that answers with a grammar may go on with, found beside the steps of a model.
 
-    begin   -> a thread compiles the grammar and accepts the answer so far -> the session may compute
-    accept  -> another thread makes the mask of the next token             -> `take`, in the next step
+    begin    a thread compiles the grammar; then the session may compute
+    accept   another thread makes the mask of the next token
+    take     the next step has the mask, or waits for it
 
 A mask takes some 50 microseconds and a step takes milliseconds, so the mask of a token is mostly
 there before the device has computed its logits. Compiling may take longer; it has a thread of its
@@ -209,9 +210,7 @@ class GrammarMasks:
             self._changed.notify_all()
 
 
-def _work_off(
-    work: Callable[[AnswerMask], None], queue: SimpleQueue[AnswerMask | None]
-) -> None:
+def _work_off(work: Callable[[AnswerMask], None], queue: SimpleQueue[AnswerMask | None]) -> None:
     """Does `work` for every answer in a queue, until None comes."""
     while (mask := queue.get()) is not None:
         if not mask.is_dropped:

@@ -12,7 +12,6 @@ elsewhere after a loss chooses the same tokens, as far as the logits there are t
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from typing import TYPE_CHECKING
 
 import numpy as np

@@ -21,6 +21,7 @@ _MOST_OPENINGS_BYTES = MAX_HEADER_BYTES // 2
 
 _Part = TypeVar("_Part", "RowsOut", "TokenOut")
 
+
 @dataclass(slots=True)
 class StepFrame(SessionFrame):
     """Hidden states of several sessions, addressed to one next agent.
