@@ -8,7 +8,13 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from catenary_gateway.openai_http.parameters import BOTH, CHATS, PARAMETERS, Parameter, ParameterKind
+from catenary_gateway.openai_http.parameters import (
+    BOTH,
+    CHATS,
+    PARAMETERS,
+    Parameter,
+    ParameterKind,
+)
 from docs_build.reference.markdown import code, table
 
 PAGE = Path(__file__).parent.parent / "docs/openai.md"
@@ -16,8 +22,8 @@ BEGIN = "<!-- parameters: written by docs_build/parameter_tables.py -->"
 END = "<!-- end of parameters -->"
 _HEADS = {
     ParameterKind.TAKEN: "**Taken**",
-    ParameterKind.REFUSED: "**Refused** with status 400 and the name in `param`, because the answer "
-    "would not be what was asked for; values that ask for nothing (null, false, empty) pass",
+    ParameterKind.REFUSED: "**Refused** with status 400 and the name in `param`, because the "
+    "answer would not be what was asked for; values that ask for nothing (null, false, empty) pass",
     ParameterKind.IGNORED: "**Ignored**, as is every parameter that is in none of these tables",
 }
 

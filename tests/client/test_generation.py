@@ -76,6 +76,7 @@ async def test_every_option_travels(generating_server, connect):
         seed=0,
         min_p=0.125,
         logit_bias={7: -100, 9: 0.5},
+        grammar='start: "a"',
         ignore_eos=True,
         logprobs=3,
         prompt_logprobs=0,
@@ -102,6 +103,7 @@ async def test_every_option_travels(generating_server, connect):
     assert sampling.HasField("skip_special_tokens")
     assert sampling.min_p == 0.125
     assert [(each.token_id, each.bias) for each in sampling.logit_bias] == [(7, -100), (9, 0.5)]
+    assert sampling.grammar == 'start: "a"'
     assert sampling.HasField("seed")
     assert request.time_to_first_token_slo_ns == 100_000_000
     assert request.time_per_output_token_slo_ns == 500_000

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import string
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.cache.slot_book import SlotBook
 from catenary_agent.decoders.row_results import row_results
+from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
@@ -24,6 +28,7 @@ from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.logprobs import TokenLogprobs
+from catenary_services.grammar.vocabulary import TokenVocabulary
 from shared_helpers.waiting import until
 from tests.support.agent_harness import SECOND_NS, Net, Node, TestPeer
 
@@ -50,6 +55,22 @@ TABLE = DecoderTable(
     head_bytes=10,
     cache_bytes_per_token=2 * HIDDEN * 4,
 )
+
+
+@cache
+def toy_vocabulary() -> TokenVocabulary:
+    """Returns the tokens of the toy: one letter each, and the end."""
+    letters = (string.ascii_letters + string.digits)[: VOCABULARY - 1]
+    words = {letter: number for number, letter in enumerate(letters)} | {"<end>": END}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    return TokenVocabulary(tokenizer.to_str(), VOCABULARY, (END,))
+
+
+def letters_of(token_ids: Sequence[int]) -> str:
+    """Returns the letters of tokens of the toy."""
+    return "".join((string.ascii_letters + string.digits)[token] for token in token_ids)
 
 
 class ToyDecoder:
@@ -405,10 +426,11 @@ class RingNode:
     def told(self):
         return self.node.told
 
-    def host(self, decoder) -> object:
-        """Serves an executor."""
+    def host(self, decoder, read: Callable[[], TokenVocabulary] = toy_vocabulary) -> object:
+        """Serves an executor, whose answers keep to grammars over what `read` returns."""
         self.decoders.append(decoder)
-        batcher = PartitionBatcher(decoder, _COST)
+        masks = GrammarMasks(read, self.generation.grammar_compiled)
+        batcher = PartitionBatcher(decoder, _COST, masks)
         self.generation.add_decoder(LoadedDecoder(batcher, decoder.layout, _COST))
         return decoder
 

@@ -34,6 +34,8 @@ class GenerationOptions(TypedDict, total=False):
         frequency_penalty: Subtracted once for each time a token is in the answer.
         min_p: Tokens less likely than this share of the likeliest one's probability are left out.
         logit_bias: Token ids and the values added to their logits, -100 to 100.
+        grammar: What the answer must match: rules in Lark, or
+            `{"grammars": [{"json_schema": {...}}]}` as JSON.
         stop: The answer ends before this text, or the first of these.
         seed: Equal seeds give equal answers.
         ignore_eos: Whether the answer goes on after an end-of-text token.
@@ -65,6 +67,7 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float
     min_p: float
     logit_bias: Mapping[int, float]
+    grammar: str
     stop: str | Sequence[str]
     seed: int
     ignore_eos: bool
@@ -99,6 +102,7 @@ _SAMPLING = (
     "prompt_logprobs",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "grammar",
 )
 _LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
 _KNOWN = frozenset(GenerationOptions.__annotations__)

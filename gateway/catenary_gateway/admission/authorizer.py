@@ -20,6 +20,7 @@ from catenary_gateway.catalog import Model
 from catenary_gateway.data_plane import DataPlane, budget_of
 from catenary_gateway.fairness.fair_limiter import FairLimiters, FairPermit, FairRequest
 from catenary_gateway.generation.choices import ChoiceStreams
+from catenary_gateway.generation.grammar.checker import GrammarModel
 from catenary_gateway.generation.intake import choices_of, request_of
 from catenary_gateway.generation.plane import GenerationStream, SessionPlane
 from catenary_gateway.generation.request import GenerationOptions, GenerationRequest, Prompt
@@ -292,6 +293,7 @@ class AdmittedGeneration:
         requests: list[GenerationRequest] = []
         for prompt in prompts:
             one = await request_of(self.model, codec, request_id, prompt, sampling, options)
+            await self._check_grammar(one)
             requests += choices_of(one, choices, len(requests))
         streams: list[GenerationStream] = []
         try:
@@ -304,6 +306,16 @@ class AdmittedGeneration:
             ChoiceStreams(streams).__exit__(None, None, None)
             raise
         return ChoiceStreams(streams)
+
+    async def _check_grammar(self, request: GenerationRequest) -> None:
+        """Raises InvalidInput if no answer can match the grammar of a request."""
+        codec, options = request.codec, request.options
+        if request.sampling.grammar:
+            model = GrammarModel(self.model.key, codec.tokenizer, codec.vocabulary_size)
+            field = "tools" if request.syntax.forces_calls else options.grammar_field
+            await self._codecs.grammars.check(
+                model, request.sampling.grammar, field, options.generated
+            )
 
     def _open(
         self,

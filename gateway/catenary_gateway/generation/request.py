@@ -63,6 +63,8 @@ class GenerationOptions:
     priority: int = 0
     timed: bool = False
     """True to report the hop times of every token."""
+    grammar_field: str = "grammar"
+    """The field of the request that describes the grammar of the answer, for errors."""
     generated: Sequence[int] = ()
     """Tokens of the answer that the caller has received through another gateway; generation
     continues after them."""

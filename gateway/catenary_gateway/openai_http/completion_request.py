@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from catenary_gateway.generation.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from catenary_gateway.openai_http.answer_forms import answer_form_of
 from catenary_gateway.openai_http.fields import (
     Fields,
     flag,
@@ -63,6 +64,8 @@ class CompletionRequest:
     continuous_usage: bool
     """True to send the usage in every chunk of a stream."""
     priority: int
+    grammar_field: str
+    """The field that describes the grammar of the answer, for errors."""
     include_reasoning: bool = True
     """True if an answer has its reasoning, too."""
 
@@ -150,7 +153,8 @@ def _wanted(fields: Fields, prompts: Sequence[Prompt], max_tokens: int) -> Compl
     choices = integer(fields, "n", 1)
     _check_answers("n", choices)
     _check_answers("prompt", choices * len(prompts))
-    sampling = _sampling(fields, max_tokens)
+    form = answer_form_of(fields)
+    sampling = _sampling(fields, max_tokens, form.grammar)
     if stream and sampling.prompt_logprobs is not None:
         raise InvalidInput("prompt_logprobs", "is not for streams")
     return CompletionRequest(
@@ -167,6 +171,7 @@ def _wanted(fields: Fields, prompts: Sequence[Prompt], max_tokens: int) -> Compl
         continuous_usage=flag(options, "continuous_usage_stats"),
         # This field is vLLM's, which serves the lowest value first; the scheduler the highest.
         priority=-priority,
+        grammar_field=form.field,
     )
 
 
@@ -177,7 +182,7 @@ def _limit(fields: Fields, name: str, default: int) -> int:
     return limit
 
 
-def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
+def _sampling(fields: Fields, max_tokens: int, grammar: str) -> SamplingParameters:
     seed = fields.get("seed")
     top_k = integer(fields, "top_k", 0)
     return SamplingParameters(
@@ -203,6 +208,7 @@ def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
         include_stop_str_in_output=flag(fields, "include_stop_str_in_output"),
         skip_special_tokens=fields.get("skip_special_tokens") is None
         or flag(fields, "skip_special_tokens"),
+        grammar=grammar,
     )
 
 

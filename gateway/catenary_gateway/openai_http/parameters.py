@@ -61,10 +61,6 @@ def _is(*values: object) -> Callable[[Any], bool]:
     return harmless
 
 
-def _is_plain_text(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 _NOTHING = _is(False, [], {}, "")
 
 
@@ -75,7 +71,9 @@ def _taken(paths: frozenset[str], **texts: str) -> Iterable[Parameter]:
 def _refused(
     paths: frozenset[str], names: str, text: str, harmless: Callable[[Any], bool] = _NOTHING
 ) -> Iterable[Parameter]:
-    return (Parameter(name, paths, ParameterKind.REFUSED, text, harmless) for name in names.split(", "))
+    return (
+        Parameter(name, paths, ParameterKind.REFUSED, text, harmless) for name in names.split(", ")
+    )
 
 
 def _ignored(paths: frozenset[str], names: str, text: str) -> Iterable[Parameter]:
@@ -146,6 +144,17 @@ PARAMETERS: tuple[Parameter, ...] = (
         priority="vLLM's: lowest first; inside and everywhere else higher is more urgent, and "
         "`max_priority` of the key is its negative here",
     ),
+    *_taken(
+        BOTH,
+        response_format="`text`, `json_object` or `json_schema`: [the form of the answer]"
+        "(#structured-answers)",
+        structured_outputs="vLLM's: the same, or a regular expression, a choice or a grammar",
+        guided_json="vLLM's: the same, under its earlier names",
+        guided_regex="vLLM's: the same, under its earlier names",
+        guided_choice="vLLM's: the same, under its earlier names",
+        guided_grammar="vLLM's: the same, under its earlier names",
+        guided_whitespace_pattern="vLLM's: whitespace between the parts of JSON",
+    ),
     *_taken(CHATS, chat_template_kwargs="vLLM's: up to 32 variables of the model's template"),
     *_refused(COMPLETIONS, "suffix", "is not offered: text is added at the end only"),
     *_refused(CHATS, "functions", "is OpenAI's older form of tools: send these"),
@@ -154,12 +163,6 @@ PARAMETERS: tuple[Parameter, ...] = (
         "function_call",
         "is OpenAI's older form: send tools and tool_choice",
         _is("none", "auto"),
-    ),
-    *_refused(BOTH, "response_format", "structured answers are not offered", _is_plain_text),
-    *_refused(
-        BOTH,
-        "structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar",
-        "structured answers are not offered",
     ),
     *_refused(CHATS, "modalities", "only text is answered", _is([], ["text"])),
     *_refused(CHATS, "audio, web_search_options", "is not offered"),

@@ -122,6 +122,7 @@ def _terms(request: web.Request, wanted: CompletionRequest) -> GenerationOptions
         time_to_first_token_ns=_duration_ns(request, "x-slo-ttft-ms"),
         time_per_output_token_ns=_duration_ns(request, "x-slo-tpot-ms"),
         priority=wanted.priority,
+        grammar_field=wanted.grammar_field,
     )
 
 

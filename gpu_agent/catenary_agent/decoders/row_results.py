@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import StepItem
 from catenary_agent.decoders.sampling.choosing import Asked, TokenSampler
-from catenary_agent.decoders.sampling.sampling import NOT_CHOSEN
+from catenary_agent.decoders.sampling.sampling import NO_MASK, NOT_CHOSEN
 from catenary_agent.devices.device_errors import DeviceErrorKind, error_kind_of
 from catenary_services.log import get_logger
 
@@ -36,13 +36,18 @@ def row_results(
         items: Items that want "token" or "logits".
     """
     rows, asked = [], []
+    tokens: dict[int, int] = {}
     for row, item in enumerate(items):
-        if item.want == "token" and item.sampler is not None:
+        if item.want != "token" or item.sampler is None:
+            continue
+        # Here a device may still be computing the logits.
+        if item.sampler.take_mask():
             rows.append(row)
             asked.append((item.session, item.sampler))
-    tokens: dict[int, int] = {}
+        else:
+            tokens[row] = NO_MASK
     if rows:
-        tokens = dict(zip(rows, _tokens(chooser, logits, asked, rows), strict=True))
+        tokens.update(zip(rows, _tokens(chooser, logits, asked, rows), strict=True))
         _score(chooser, logits, items, tokens)
     return [
         np.array([tokens[row]]) if row in tokens else chooser.host(logits[row])

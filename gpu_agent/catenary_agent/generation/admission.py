@@ -87,6 +87,13 @@ def admit(
         parameters.check_vocabulary(table.vocabulary_size)
         sampler = SessionSampler(parameters, tokens, opening.prompt_tokens, table.end_token_ids)
     executor.open_session(spec.session_id, spec.own_hop.first_block, room)
+    if sampler is not None and sampler.parameters.grammar and batcher.masks is not None:
+        sampler.mask = batcher.masks.begin(
+            spec.session_id,
+            sampler.parameters.grammar,
+            tokens[opening.prompt_tokens :],
+            sampler.parameters.min_tokens,
+        )
     state, pending_cache = _first_state(spec, room, incoming, shares=shares)
     return Session(
         spec,
@@ -102,6 +109,7 @@ def admit(
         incoming=incoming,
         cache_sends=_outlets_of(spec, room),
         introduced=incoming is not None,
+        is_held=sampler is not None and sampler.mask is not None,
     )
 
 

@@ -204,7 +204,6 @@ WRONG = [
     ("bad_words", {"extra_body": {"bad_words": [" "]}}),
     ("bad_words", {"extra_body": {"bad_words": ["a"] * 129}}),
     ("functions", {"functions": [{"name": "f"}]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
     ("logit_bias", {"logit_bias": {"1": 200}}),
     ("logit_bias", {"logit_bias": {"259": 2}}),
     ("min_p", {"extra_body": {"min_p": 1.5}}),

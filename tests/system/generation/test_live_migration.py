@@ -2,12 +2,14 @@
 
 Real processes, the real model, greedy answers. Every prompt is answered once undisturbed; then its
 session is moved by its caches and by its tokens, over rings that are cut differently, while agents
-of either side or the scheduler are killed, and while an agent is drained.
+of either side or the scheduler are killed, and while an agent is drained. Every second session has a
+grammar.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +35,11 @@ SESSIONS = 6
 TOKENS = 96
 LONG = 192
 CONFIG = {"agent": {"threads": 1}, "scheduler": {"packing": "off"}}
+_PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+GRAMMAR = json.dumps(
+    {"grammars": [{"json_schema": {"type": "array", "items": _PERSON, "minItems": LONG}}]}
+)
+"""A list that is longer than any answer."""
 WHOLE = [[(agent, 0, 30)] for agent in range(3)]
 CUT = [[(0, 0, 17), (1, 17, 30)], [(2, 0, 9), (1, 9, 30)]]
 
@@ -53,7 +60,9 @@ class World:
 
     def ask(self, tokens: int = TOKENS) -> list[asyncio.Task[Answer]]:
         return [
-            asyncio.create_task(answer_of(self.client, MODEL, number, tokens))
+            asyncio.create_task(
+                answer_of(self.client, MODEL, number, tokens, GRAMMAR if number % 2 else "")
+            )
             for number in range(SESSIONS)
         ]
 

@@ -47,6 +47,11 @@ class AnswerSyntax:
         special = self.model.special_tokens
         return frozenset(special[mark] for mark in marks if mark in special)
 
+    @property
+    def forces_calls(self) -> bool:
+        """True if a grammar is made of the tools' schemas."""
+        return self.tools is not None and self.tools.constrained
+
     def grammar(self, content: str) -> str:
         """Returns the grammar of the whole answer.
 

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.forms.model_forms import ModelForms, forms_of
 from catenary_gateway.generation.forms.tool_use import ToolDefinition
+from catenary_gateway.generation.grammar.checker import GrammarChecker
 from catenary_gateway.generation.text.model_templates import ModelTemplates, templates_in
 from catenary_gateway.generation.text.token_bytes import TokenBytes
 from catenary_services.bounded_files import LARGEST_JSON_BYTES
@@ -164,6 +165,8 @@ class TextCodecs:
     def __init__(self, repository: Path) -> None:
         self.repository = ModelRepository(repository)
         """The models; whatever brings in missing files supplies them to it."""
+        self.grammars = GrammarChecker()
+        """What tries out the grammars that answers are to match."""
         self.prepare: Callable[[ModelKey], None] = lambda model: None
         """Called on a thread before the files of a model are read."""
         self._loads: dict[ModelKey, asyncio.Future[TextCodec]] = {}

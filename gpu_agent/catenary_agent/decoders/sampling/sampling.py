@@ -12,6 +12,7 @@ elsewhere after a loss chooses the same tokens, as far as the logits there are t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 from catenary_agent.decoders.sampling.gumbel import stream_of
 from catenary_services.domain.sampler_sizes import SAID_TOKENS
 from catenary_services.domain.sampling import SamplingParameters
+
+if TYPE_CHECKING:
+    from catenary_agent.decoders.sampling.grammar_masks import AnswerMask
 
 STOP = "stop"
 LENGTH = "length"
@@ -30,10 +34,13 @@ NOTHING_ALLOWED = -2
 """A placeholder for a token: no allowed token has a finite logit."""
 NOT_CHOSEN = -3
 """A placeholder for a token: choosing failed, and the error is in the log."""
+NO_MASK = -4
+"""A placeholder for a token: it is not known which tokens match the grammar."""
 NO_TOKEN = {
     NOT_FINITE: "the model's output is not finite",
     NOTHING_ALLOWED: "no token is allowed here",
     NOT_CHOSEN: "no token could be chosen",
+    NO_MASK: "it is not known which tokens match the grammar",
 }
 
 
@@ -74,6 +81,8 @@ class SessionSampler:
         """The only tokens that may ever be chosen; empty if all may."""
         self.allowed: NDArray[np.bool_] | None = None
         """The tokens that may be chosen next, [vocabulary]; None if all may."""
+        self.mask: AnswerMask | None = None
+        """What finds these tokens; None without a grammar."""
         self._prompt_tokens = prompt_tokens
 
     @property
@@ -83,8 +92,11 @@ class SessionSampler:
 
     @property
     def is_early(self) -> bool:
-        """True while no token may end the answer."""
-        return self.generated < self.parameters.min_tokens
+        """True while no token may end the answer.
+
+        A grammar decides that by itself: an answer that is complete cannot go on.
+        """
+        return self.mask is None and self.generated < self.parameters.min_tokens
 
     @property
     def banned(self) -> NDArray[np.int64]:
@@ -111,17 +123,32 @@ class SessionSampler:
         """The signed 64-bit number from which the noise of the next token derives."""
         return stream_of(self.parameters.seed or 0, self.position)
 
+    def take_mask(self) -> bool:
+        """Waits for the tokens that match the grammar, if there is one.
+
+        Returns:
+            False if they cannot be found; `mask.problem` says why.
+        """
+        if self.mask is not None:
+            self.allowed = self.mask.take()
+        return self.mask is None or self.allowed is not None
+
     def accept(self, token_id: int) -> str:
-        """Appends a token; returns the finish reason, empty while the session goes on."""
+        """Appends a token; returns the finish reason, empty while the session goes on.
+
+        An end-of-text token ends every answer with a grammar, which allows it only at its end.
+        """
         self.position += 1
         if self.said is not None:
             self.said.add(token_id)
         if self._bad_words is not None:
             self._bad_words.add(token_id)
-        if token_id in self._end_set and not self.parameters.ignore_eos:
+        if token_id in self._end_set and (self.mask is not None or not self.parameters.ignore_eos):
             return STOP
         if token_id in self._stops:
             return STOP
+        if self.mask is not None:
+            self.mask.accept(token_id)
         return LENGTH if self.generated == self.parameters.max_tokens else ""
 
 

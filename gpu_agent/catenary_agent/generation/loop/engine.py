@@ -30,6 +30,7 @@ from catenary_agent.generation.state.events import (
     CloseOrdered,
     EpochRaised,
     Event,
+    GrammarCompiled,
     MoveMessage,
     SessionOpened,
     SessionsBroken,
@@ -205,6 +206,10 @@ class GenerationEngine:
         """Accepts sessions of any scheduler until the next epoch is raised."""
         self.epoch = 0
         self._thread.post(EpochRaised(0))
+
+    def grammar_compiled(self, session_id: int, problem: CatenaryError | None) -> None:
+        """Lets a session compute that waited for its grammar, or fails it; on any thread."""
+        self._thread.post(GrammarCompiled(session_id, problem))
 
     # -- partitions ------------------------------------------------------------------------------
 

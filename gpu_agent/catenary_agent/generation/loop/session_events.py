@@ -12,6 +12,7 @@ from catenary_services.errors import CatenaryError
 if TYPE_CHECKING:
     from catenary_agent.generation.migration.migrations import Migrations
     from catenary_agent.generation.state.events import (
+        GrammarCompiled,
         RowsArrived,
         SessionOpened,
         SessionsBroken,
@@ -96,6 +97,16 @@ class SessionEvents:
         session.arrived = event.arrived
         session.tokens.append(event.token_id)
         self._migrations.go_on(session)
+
+    def on_compiled(self, event: GrammarCompiled) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is None or not session.is_held:
+            return
+        if event.problem is not None:
+            self._sessions.fail(event.session_id, event.problem)
+            return
+        session.is_held = False
+        self._sessions.resume(session)
 
     def on_broken(self, event: SessionsBroken) -> None:
         for session_id in event.session_ids:

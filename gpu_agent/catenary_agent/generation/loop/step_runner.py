@@ -204,7 +204,9 @@ class StepRunner:
         session, spec, sessions = work.session, work.session.spec, self._sessions
         assert session.sampler is not None
         if token_id in NO_TOKEN:
-            sessions.fail(spec.session_id, InternalError(NO_TOKEN[token_id]))
+            mask = session.sampler.mask
+            problem = mask.problem if mask is not None else None
+            sessions.fail(spec.session_id, problem or InternalError(NO_TOKEN[token_id]))
             return
         position = session.cached
         reason = session.sampler.accept(token_id)

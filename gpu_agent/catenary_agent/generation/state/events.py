@@ -108,6 +108,14 @@ class SessionsBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarCompiled:
+    """It is known which tokens a session's answer may go on with, or that it cannot be known."""
+
+    session_id: int
+    problem: CatenaryError | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoopCall:
     """Other work for the generation thread, done between two steps."""
 
@@ -126,6 +134,7 @@ Event = (
     | EpochRaised
     | CloseOrdered
     | SessionsBroken
+    | GrammarCompiled
     | LoopCall
 )
 

@@ -151,6 +151,8 @@ class Session:
     """Other hops only: position of the next rows."""
     sampler: SessionSampler | None = None
     """Last hop only; None on others."""
+    is_held: bool = False
+    """True until the grammar of the answer is compiled; nothing is computed before."""
     cached: int = 0
     """Number of tokens in the cache. The pending ones are those behind them."""
     pending_cache: PendingCache | None = None
@@ -173,6 +175,8 @@ class Session:
     @property
     def pending(self) -> int:
         """Number of known tokens that can be computed in one piece."""
+        if self.is_held:
+            return 0
         if self.spec.is_first:
             return len(self.tokens) - self.cached
         if not self.chunks or (self.incoming is not None and self.chunks[0].sample):
@@ -193,6 +197,7 @@ class Session:
         assert state is not QUEUED or self.pending
         assert state is not LEAVING or not all(each.is_empty for each in self.cache_sends)
         assert (self.sampler is not None) == self.spec.is_last
+        assert not self.is_held or (self.sampler is not None and self.sampler.mask is not None)
         if self.spec.is_first:
             assert not self.chunks
             assert self.cached <= len(self.tokens) <= self.limit
