@@ -86,11 +86,13 @@ class Cluster:
             await self._channel.close()
         await self._cluster.stop()
 
-    async def stream(self, tokens: int, *, timed: bool = False) -> Stream:
-        """Generates `tokens` tokens in one session."""
+    async def stream(self, tokens: int, *, timed: bool = False, grammar: str = "") -> Stream:
+        """Generates `tokens` tokens in one session, which `grammar` must not end before."""
         assert self._channel is not None
         stub = generation_pb2_grpc.GenerationStub(self._channel)
-        sampling = generation_pb2.SamplingParameters(max_tokens=tokens, ignore_eos=True)
+        sampling = generation_pb2.SamplingParameters(
+            max_tokens=tokens, ignore_eos=True, grammar=grammar
+        )
         request = generation_pb2.GenerateRequest(
             model=self.model, token_ids=PROMPT, sampling=sampling, timings=timed
         )
@@ -106,9 +108,10 @@ class Cluster:
             raise RuntimeError(f"{len(seen.seconds)} tokens instead of {tokens}")
         return seen
 
-    async def together(self, sessions: int, tokens: int) -> float:
+    async def together(self, sessions: int, tokens: int, grammar: str = "") -> float:
         """Returns the tokens per second of concurrent sessions, once all of them decode."""
-        streams = await asyncio.gather(*(self.stream(tokens) for _ in range(sessions)))
+        asked = (self.stream(tokens, grammar=grammar) for _ in range(sessions))
+        streams = await asyncio.gather(*asked)
         begin = max(each.seconds[0] for each in streams)
         end = min(each.seconds[-1] for each in streams)
         count = sum(begin < moment <= end for each in streams for moment in each.seconds)

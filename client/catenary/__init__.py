@@ -75,6 +75,7 @@ from catenary.text.generation import (
     TokenTiming,
     Usage,
 )
+from catenary.text.logprobs import TokenLogprobs
 from catenary.text.text_streams import TextStream
 from catenary.types import (
     ActivePlan,
@@ -175,6 +176,7 @@ __all__ = [
     "TextStream",
     "TlsConfig",
     "TokenHop",
+    "TokenLogprobs",
     "TokenTiming",
     "Trace",
     "TraceSpan",

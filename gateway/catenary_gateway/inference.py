@@ -30,6 +30,11 @@ class RequestArrival(msgspec.Struct, frozen=True):
     """Nanoseconds that were left of a gRPC call's deadline at arrival; None if it has no
     deadline."""
 
+    def child(self) -> RequestArrival:
+        """Returns the same arrival for a part of the request, whose span is below that of this."""
+        trace = self.trace.child()
+        return msgspec.structs.replace(self, trace=trace, parent_span_id=self.trace.span_id)
+
 
 class InferenceOptions(msgspec.Struct, frozen=True):
     """Options of a request: its time limit in nanoseconds (None: a default) and its priority."""

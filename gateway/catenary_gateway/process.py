@@ -244,6 +244,7 @@ class GatewayProcess:
         self._servers.clear()  # their last references must go while this event loop runs
         await self._http.stop()
         await self._schedulers.stop()
+        await self._codecs.grammars.close()
         await self._model_store.close()
         await self._hub.close()
         await self._certificate.close()

@@ -408,6 +408,10 @@ class Generation(generation_pb2_grpc.GenerationServicer):
             )
             if request.timings:
                 reply.timings.append(timing_of(index))
+            if request.sampling.HasField("logprobs"):
+                reply.logprobs.append(scored_of(index))
+            if request.sampling.HasField("prompt_logprobs") and not index:
+                reply.prompt_logprobs.extend([scored_of(7), scored_of(8)])
             yield reply
             if word == "wait":
                 self.server.waiting.set()
@@ -431,6 +435,13 @@ def objectives_of(request: generation_pb2.GenerateRequest) -> generation_pb2.Obj
         predicted_time_to_first_token_ns=95_000_000,
         met=request.time_to_first_token_slo_ns >= 90_000_000,
     )
+
+
+def scored_of(token_id: int) -> generation_pb2.TokenLogprobs:
+    """A token that is the second likeliest."""
+    made = generation_pb2.TokenLogprobs(token_id=token_id, logprob=-1.5, rank=2)
+    made.top.add(token_id=99, logprob=-0.5)
+    return made
 
 
 def timing_of(index: int) -> generation_pb2.TokenTiming:

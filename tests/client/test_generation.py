@@ -47,6 +47,18 @@ async def test_a_stream_can_be_drained_into_its_result(generating_server, connec
     assert (await stream.result()).text == "A B C "
 
 
+async def test_log_probabilities_come_with_their_tokens(generating_server, connect):
+    def scored(token: int) -> catenary.TokenLogprobs:
+        return catenary.TokenLogprobs(token, -1.5, 2, ((99, -0.5),))
+
+    client = connect.to(generating_server)
+    result = await client.generate("lm", "a b c", logprobs=1, prompt_logprobs=1)
+    assert result.logprobs == tuple(map(scored, result.token_ids)) == tuple(map(scored, range(3)))
+    assert result.prompt_logprobs == (scored(7), scored(8))
+    plain = await client.generate("lm", "a b c")
+    assert (plain.logprobs, plain.prompt_logprobs) == ((), ())
+
+
 async def test_every_option_travels(generating_server, connect):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     await connect.to(generating_server).chat(
@@ -64,7 +76,15 @@ async def test_every_option_travels(generating_server, connect):
         seed=0,
         min_p=0.125,
         logit_bias={7: -100, 9: 0.5},
+        grammar='start: "a"',
         ignore_eos=True,
+        logprobs=3,
+        prompt_logprobs=0,
+        stop_token_ids=[4, 5],
+        allowed_token_ids=(6,),
+        bad_words=["no"],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
         timings=True,
         time_to_first_token_slo_ms=100,
         time_per_output_token_slo_ms=0.5,
@@ -76,8 +96,14 @@ async def test_every_option_travels(generating_server, connect):
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.5, 0.75, 1.5)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1, 0.25)
     assert (list(sampling.stop), sampling.ignore_eos) == (["END"], True)
+    assert (sampling.logprobs, sampling.HasField("prompt_logprobs")) == (3, True)
+    assert (list(sampling.stop_token_ids), list(sampling.allowed_token_ids)) == ([4, 5], [6])
+    assert list(sampling.bad_words) == ["no"]
+    assert (sampling.include_stop_str_in_output, sampling.skip_special_tokens) == (True, False)
+    assert sampling.HasField("skip_special_tokens")
     assert sampling.min_p == 0.125
     assert [(each.token_id, each.bias) for each in sampling.logit_bias] == [(7, -100), (9, 0.5)]
+    assert sampling.grammar == 'start: "a"'
     assert sampling.HasField("seed")
     assert request.time_to_first_token_slo_ns == 100_000_000
     assert request.time_per_output_token_slo_ns == 500_000

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
+from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2, scheduler_pb2
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.interface import ReceivedFrame
 from catenary_services.transport.settings import TransportSettings
@@ -64,6 +64,15 @@ class Session:
         await self.agent.push(self.opening.gateway_id, [token])
         self.position += 1
 
+    async def score_prompt(
+        self, scored: Iterable[generation_pb2.TokenLogprobs], position: int = 1
+    ) -> None:
+        """Sends log probabilities of the prompt's tokens from a position on."""
+        part = frame_pb2.SessionPromptLogprobs(
+            session_id=self.session_id, position=position, logprobs=scored
+        )
+        await self.agent.push(self.opening.gateway_id, (), [part])
+
     async def fail(self, reason: str = "PARTITION_LOST") -> None:
         """Says instead of a token that it cannot go on."""
         failure = common_pb2.Failure(reason=reason, message="gone", retryable=True)
@@ -114,9 +123,14 @@ class TextAgent:
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
 
-    async def push(self, gateway: str, tokens: Iterable[frame_pb2.SessionToken]) -> None:
+    async def push(
+        self,
+        gateway: str,
+        tokens: Iterable[frame_pb2.SessionToken],
+        prompts: Iterable[frame_pb2.SessionPromptLogprobs] = (),
+    ) -> None:
         header = frame_pb2.FrameHeader(
-            kind=frame_pb2.FRAME_KIND_SESSION_TOKENS, session_tokens=tokens
+            kind=frame_pb2.FRAME_KIND_SESSION_TOKENS, session_tokens=tokens, prompt_logprobs=prompts
         )
         link = await self.hub.link_to(gateway, 5.0)
         await link.push(await link.export(0, 5.0), header.SerializeToString(), 5.0)
@@ -210,10 +224,14 @@ async def text_stage(
     exporter=None,
     models=(),
     agent_type: type[TextAgent] = TextAgent,
+    files: Callable[[Path], object] = text_model,
     **settings: object,
 ) -> AsyncIterator[TextStage]:
-    """Starts everything; nothing may be left over at the end."""
-    text_model(tmp_path / "models")
+    """Starts everything; nothing may be left over at the end.
+
+    `files` writes the files of the model "tiny" below the repository.
+    """
+    files(tmp_path / "models")
     served = list(models) or [generating(), echo("toy", ("FP32", -1, 4))]
     scheduler = SessionScheduler(served)
     transports = TransportSettings(runtime_dir=tmp_path / "run")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import string
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
 from catenary_agent.decoders.cache.slot_book import SlotBook
 from catenary_agent.decoders.row_results import row_results
+from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
@@ -23,6 +27,8 @@ from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.logprobs import TokenLogprobs
+from catenary_services.grammar.vocabulary import TokenVocabulary
 from shared_helpers.waiting import until
 from tests.support.agent_harness import SECOND_NS, Net, Node, TestPeer
 
@@ -49,6 +55,22 @@ TABLE = DecoderTable(
     head_bytes=10,
     cache_bytes_per_token=2 * HIDDEN * 4,
 )
+
+
+@cache
+def toy_vocabulary() -> TokenVocabulary:
+    """Returns the tokens of the toy: one letter each, and the end."""
+    letters = (string.ascii_letters + string.digits)[: VOCABULARY - 1]
+    words = {letter: number for number, letter in enumerate(letters)} | {"<end>": END}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    return TokenVocabulary(tokenizer.to_str(), VOCABULARY, (END,))
+
+
+def letters_of(token_ids: Sequence[int]) -> str:
+    """Returns the letters of tokens of the toy."""
+    return "".join((string.ascii_letters + string.digits)[token] for token in token_ids)
 
 
 class ToyDecoder:
@@ -112,6 +134,10 @@ class ToyDecoder:
         if self.fails is not None:
             raise self.fails
         self.book.check(items)
+        for item in items:
+            if item.scores is not None:
+                # Made up, but a function of the tokens alone.
+                item.scores.prompt += [TokenLogprobs(t, -t / 8, 1) for t in item.scores.following]
         self.steps.append([(each.session, each.position, len(each.inputs)) for each in items])
         return [self._run(item) for item in items]
 
@@ -277,6 +303,8 @@ class Caller:
     def __init__(self, peer: TestPeer) -> None:
         self.peer = peer
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
+        self.prompts: dict[int, list[generation_pb2.TokenLogprobs]] = {}
+        """Log probabilities of the prompts that ask for them, the first token's left out."""
         self.wrong: list[str] = []
         self.moved: dict[int, int] = {}
         """What a session was before it moved."""
@@ -287,6 +315,11 @@ class Caller:
     def on_frame(self, frame) -> None:
         header = frame_pb2.FrameHeader.FromString(frame.header)
         frame.release()
+        for part in header.prompt_logprobs:
+            scored = self.prompts.setdefault(part.session_id, [])
+            if part.position != len(scored) + 1 or part.session_id in self.tokens:
+                self.wrong.append(f"{part.session_id}: scores from {part.position} on")
+            scored.extend(part.logprobs)
         for token in header.session_tokens:
             got = self.tokens.setdefault(token.session_id, [])
             if token.session_id in self.moved:
@@ -393,10 +426,11 @@ class RingNode:
     def told(self):
         return self.node.told
 
-    def host(self, decoder) -> object:
-        """Serves an executor."""
+    def host(self, decoder, read: Callable[[], TokenVocabulary] = toy_vocabulary) -> object:
+        """Serves an executor, whose answers keep to grammars over what `read` returns."""
         self.decoders.append(decoder)
-        batcher = PartitionBatcher(decoder, _COST)
+        masks = GrammarMasks(read, self.generation.grammar_compiled)
+        batcher = PartitionBatcher(decoder, _COST, masks)
         self.generation.add_decoder(LoadedDecoder(batcher, decoder.layout, _COST))
         return decoder
 

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from catenary.errors import InvalidInputError
 from catenary.records import record_of
 from catenary.rpc.calls import RpcCall
+from catenary.text.logprobs import TokenLogprobs, logprobs_of
 from catenary_protos.catenary.v1 import generation_pb2
 
 Messages = str | Sequence[Mapping[str, str]]
@@ -33,9 +34,20 @@ class GenerationOptions(TypedDict, total=False):
         frequency_penalty: Subtracted once for each time a token is in the answer.
         min_p: Tokens less likely than this share of the likeliest one's probability are left out.
         logit_bias: Token ids and the values added to their logits, -100 to 100.
+        grammar: What the answer must match: rules in Lark, or
+            `{"grammars": [{"json_schema": {...}}]}` as JSON.
         stop: The answer ends before this text, or the first of these.
         seed: Equal seeds give equal answers.
         ignore_eos: Whether the answer goes on after an end-of-text token.
+        logprobs: Every token comes with its log probability, and those of so many of the likeliest
+            ones, up to 20; without it none does.
+        prompt_logprobs: The same of the tokens of the prompt, all but the first.
+        stop_token_ids: The answer ends with the first of these tokens.
+        allowed_token_ids: The only tokens that are generated.
+        bad_words: Texts that are not generated.
+        include_stop_str_in_output: Whether the text ends with the stop text that ended it.
+        skip_special_tokens: Whether special tokens are left out of the text, as they are by
+            default.
         timings: Whether every piece says where the time of its tokens went.
         time_to_first_token_slo_ms: Milliseconds until the first token should be there. The request
             is placed by this and the next; without them by those of the model, if it has any.
@@ -55,9 +67,17 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float
     min_p: float
     logit_bias: Mapping[int, float]
+    grammar: str
     stop: str | Sequence[str]
     seed: int
     ignore_eos: bool
+    logprobs: int
+    prompt_logprobs: int
+    stop_token_ids: Sequence[int]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[str]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
     timings: bool
     time_to_first_token_slo_ms: float
     time_per_output_token_slo_ms: float
@@ -78,7 +98,13 @@ _SAMPLING = (
     "min_p",
     "seed",
     "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "grammar",
 )
+_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words")
 _KNOWN = frozenset(GenerationOptions.__annotations__)
 
 
@@ -181,6 +207,9 @@ class GeneratedText:
         objectives: Objectives of the whole request, in the last piece.
         chain_changes: Changes of chain of the whole request, in the last piece.
         generated_before: In an answer that goes on at another gateway, tokens before this piece's.
+        logprobs: Log probabilities of its tokens, if asked for.
+        prompt_logprobs: Those of the prompt's tokens but the first, if asked for, in the first
+            piece.
     """
 
     text: str
@@ -191,6 +220,8 @@ class GeneratedText:
     objectives: ObjectivesReport | None = None
     chain_changes: tuple[ChainChange, ...] = ()
     generated_before: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +239,8 @@ class GenerationResult:
         total_s: Seconds from the call to the end.
         objectives: Objectives as the gateway measured them; None before the end.
         chain_changes: Moves and restarts while it was generated, in order; known at the end.
+        logprobs: Log probabilities of its tokens, if asked for.
+        prompt_logprobs: Those of the prompt's tokens but the first, if asked for.
     """
 
     text: str
@@ -220,6 +253,8 @@ class GenerationResult:
     total_s: float
     objectives: ObjectivesReport | None = None
     chain_changes: tuple[ChainChange, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class ResultBuilder:
@@ -255,6 +290,8 @@ class ResultBuilder:
             total_s=self._last - self._started,
             objectives=finish.objectives,
             chain_changes=finish.chain_changes,
+            logprobs=tuple(each for piece in pieces for each in piece.logprobs),
+            prompt_logprobs=tuple(each for piece in pieces for each in piece.prompt_logprobs),
         )
 
 
@@ -314,6 +351,10 @@ def _call(model: str, options: GenerationOptions) -> RpcCall[GeneratedText]:
     for token, bias in options.get("logit_bias", {}).items():
         pair = {"token_id": token, "bias": bias}
         _set(lambda each: request.sampling.logit_bias.add(**each), "logit_bias", pair)
+    for name in _LISTS:
+        if name in options:
+            values = options[name]  # type: ignore[literal-required]
+            _set(getattr(request.sampling, name).extend, name, values)
     stop = options.get("stop", ())
     _set(request.sampling.stop.extend, "stop", [stop] if isinstance(stop, str) else stop)
     for name in ("time_to_first_token_slo", "time_per_output_token_slo"):
@@ -348,4 +389,6 @@ def piece_of(message: generation_pb2.GenerateResponse) -> GeneratedText:
         record_of(ObjectivesReport, message.objectives) if message.HasField("objectives") else None,
         tuple(record_of(ChainChange, change) for change in message.chain_changes),
         message.generated_before,
+        tuple(map(logprobs_of, message.logprobs)),
+        tuple(map(logprobs_of, message.prompt_logprobs)),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 import msgspec
@@ -18,7 +19,9 @@ from catenary_gateway.admission.quotas import Quotas, TokenReservation
 from catenary_gateway.catalog import Model
 from catenary_gateway.data_plane import DataPlane, budget_of
 from catenary_gateway.fairness.fair_limiter import FairLimiters, FairPermit, FairRequest
-from catenary_gateway.generation.intake import request_of
+from catenary_gateway.generation.choices import ChoiceStreams
+from catenary_gateway.generation.grammar.checker import GrammarModel
+from catenary_gateway.generation.intake import choices_of, request_of
 from catenary_gateway.generation.plane import GenerationStream, SessionPlane
 from catenary_gateway.generation.request import GenerationOptions, GenerationRequest, Prompt
 from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
@@ -135,7 +138,7 @@ class Authorizer:
             request = dataclasses.replace(
                 request, options=dataclasses.replace(options, priority=priority)
             )
-        most = len(request.prompt) + request.sampling.max_tokens
+        most = request.charged_prompt_tokens + request.sampling.max_tokens
         reserved = self.quotas.reserve(principal, most)
         patience_ns = min(options.time_to_first_token_ns or self._patience_ns, budget_ns // 2)
         share, cost = principal.limits.share, float(len(request.prompt))
@@ -284,15 +287,24 @@ class AdmittedGeneration:
     async def generate(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompts: Sequence[Prompt],
         sampling: SamplingParameters,
         options: GenerationOptions,
         arrival: RequestArrival,
-    ) -> GenerationStream:
-        """Returns the stream of the answer, to be read piece by piece.
+        choices: int = 1,
+    ) -> ChoiceStreams:
+        """Returns the streams of all answers, to be read piece by piece: all begin, or none does.
+
+        Args:
+            request_id: The id of the first answer; that of each other one ends with its index.
+            prompts: The prompts, one at least.
+            sampling: The way tokens are chosen; the seed counts up from answer to answer.
+            options: The options of every answer.
+            arrival: When the request came.
+            choices: Number of answers to each prompt.
 
         Raises:
-            InvalidInput: The prompt or the parameters do not fit the model.
+            InvalidInput: A prompt or the parameters do not fit the model.
             NoActivePlan: This gateway cannot read the model's tokenizer.
             PermissionDenied: The request asks for a higher priority than its key may.
             QuotaExceeded: The key does not have the tokens that the request may need.
@@ -300,12 +312,45 @@ class AdmittedGeneration:
             CatenaryError: The session plane does not take the request.
         """
         codec = await self._codecs.of(self.model.key)
-        request = await request_of(self.model, codec, request_id, prompt, sampling, options)
+        requests: list[GenerationRequest] = []
+        for prompt in prompts:
+            one = await request_of(self.model, codec, request_id, prompt, sampling, options)
+            await self._check_grammar(one)
+            requests += choices_of(one, choices, len(requests))
+        streams: list[GenerationStream] = []
+        try:
+            for index, request in enumerate(requests):
+                # The first answer is the request's span; each other one is a span below it.
+                own = arrival if index == 0 else arrival.child()
+                first = streams[index - request.choice] if request.choice else None
+                streams.append(self._open(request, own, first))
+        except BaseException:
+            ChoiceStreams(streams).__exit__(None, None, None)
+            raise
+        return ChoiceStreams(streams)
+
+    async def _check_grammar(self, request: GenerationRequest) -> None:
+        """Raises InvalidInput if no answer can match the grammar of a request."""
+        codec, options = request.codec, request.options
+        if request.sampling.grammar:
+            model = GrammarModel(self.model.key, codec.tokenizer, codec.vocabulary_size)
+            field = "tools" if request.syntax.forces_calls else options.grammar_field
+            await self._codecs.grammars.check(
+                model, request.sampling.grammar, field, options.generated
+            )
+
+    def _open(
+        self,
+        request: GenerationRequest,
+        arrival: RequestArrival,
+        shares_prompt_of: GenerationStream | None,
+    ) -> GenerationStream:
+        self._is_submitted = False
         left_ns = self._sessions.limits(request, arrival).due_ns(0) - time.monotonic_ns()
         request, observer = self._authorizer.admit_generation(self._principal, request, left_ns)
         self._is_submitted = True
         try:
-            return self._sessions.open(request, arrival, observer)
+            return self._sessions.open(request, arrival, observer, shares_prompt_of)
         except CatenaryError as error:
             observer.ended(error, 0, 0)
             raise

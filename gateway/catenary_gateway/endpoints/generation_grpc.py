@@ -23,7 +23,7 @@ from catenary_gateway.observability.generations import ObjectivesReport
 from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.errors import DeadlineExceeded, InvalidInput
-from catenary_services.grpc.sampling_messages import sampling_of_message
+from catenary_services.grpc.sampling_messages import message_of_logprobs, sampling_of_message
 
 GENERATE = "catenary.v1.Generation/Generate"
 READ_GRACE_S = 30.0
@@ -55,9 +55,9 @@ class GenerationService(generation_pb2_grpc.GenerationServicer):
             own_id = request.id[:_LONGEST_ID] or arrivals.new_id()
             with pipeline.admit_generation(sender.entered, request.model) as admitted:
                 options = terms_of(request)
-                opened = await admitted.generate(own_id, prompt, sampling, options, arrival)
-                with opened as generation:
-                    await _answer(generation, own_id, context)
+                opened = await admitted.generate(own_id, [prompt], sampling, options, arrival)
+                with opened as answers:
+                    await _answer(answers.streams[0], own_id, context)
 
 
 async def _answer(generation: GenerationStream, own_id: str, context: Context) -> None:
@@ -131,7 +131,10 @@ def _response_of(piece: AnswerChunk, generation: GenerationStream, own_id: str) 
             )
             for each in piece.timings
         ],
+        logprobs=[message_of_logprobs(each.logprobs) for each in piece.scored],
     )
+    if not piece.generated_before:
+        response.prompt_logprobs.extend(map(message_of_logprobs, generation.prompt_logprobs))
     if piece.finish_reason:
         response.usage.prompt_tokens = generation.prompt_tokens
         response.usage.completion_tokens = generation.completion_tokens

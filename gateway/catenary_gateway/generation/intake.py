@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from catenary_gateway.catalog import Model
+from catenary_gateway.generation.forms.answer_syntax import AnswerSyntax
+from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.request import (
     CHAT,
     TEXT_COMPLETION,
@@ -16,9 +20,8 @@ from catenary_gateway.generation.request import (
     Prompt,
     TextPrompt,
 )
-from catenary_gateway.generation.text.chat_template import Message
 from catenary_gateway.generation.text.text_codec import TextCodec
-from catenary_services.domain.sampling import SamplingParameters
+from catenary_services.domain.sampling import MAX_PROMPT_LOGPROBS, MAX_SEED, SamplingParameters
 from catenary_services.errors import InvalidInput
 
 TOO_LONG = "context_length_exceeded"
@@ -44,12 +47,16 @@ async def request_of(
             and answer together may be longer than a session.
     """
     field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-    ids = await prompt_tokens(model, codec, prompt, field)
+    ids, syntax = await prompt_tokens(model, codec, prompt, field)
     if not ids:
         raise InvalidInput(field, "is empty")
     if len(ids) >= model.session_tokens:
         raise _too_long(model, field, f"has {len(ids)} tokens and leaves no room for an answer")
+    _check_prompt_logprobs(len(ids), sampling)
+    if sampling.bad_words:
+        sampling = replace(sampling, bad_token_ids=await _bad_token_ids(codec, sampling))
     seed = random.SystemRandom().getrandbits(_SEED_BITS)
+    sampling = replace(sampling, grammar=syntax.grammar(sampling.grammar))
     try:
         resolved = sampling.resolved(len(ids), model.session_tokens, seed)
     except InvalidInput as error:
@@ -65,7 +72,31 @@ async def request_of(
         sampling=resolved,
         codec=codec,
         options=options,
+        syntax=syntax,
     )
+
+
+def choices_of(request: GenerationRequest, count: int, first: int) -> list[GenerationRequest]:
+    """Returns the requests for several answers to one prompt.
+
+    The seed of each is higher by one than that of the one before.
+
+    Args:
+        request: The request for one answer.
+        count: Number of answers.
+        first: Index of the first of them among all that a client asks for; all but 0 are part of
+            the id.
+    """
+    sampling, seed = request.sampling, request.sampling.seed or 0
+    return [
+        replace(
+            request,
+            id=f"{request.id}-{first + choice}" if first + choice else request.id,
+            choice=choice,
+            sampling=replace(sampling, seed=seed + choice & MAX_SEED),
+        )
+        for choice in range(count)
+    ]
 
 
 def is_unicode(text: str) -> bool:
@@ -79,28 +110,31 @@ def is_unicode(text: str) -> bool:
 
 async def prompt_tokens(
     model: Model, codec: TextCodec, prompt: Prompt, field: str
-) -> Sequence[int]:
-    """Returns the tokens of a prompt for a model that generates text.
+) -> tuple[Sequence[int], AnswerSyntax]:
+    """Returns the tokens of a prompt for a model that generates text, and what its answer may have.
 
     Raises:
         InvalidInput: The prompt can never fit into the model's context, or is not of its
             vocabulary; errors of texts name `field`.
     """
+    syntax = AnswerSyntax()
     match prompt:
-        case ChatPrompt(messages, variables):
+        case ChatPrompt(messages, variables, tools):
             _check_messages(messages, codec.most_characters(model.session_tokens), model)
-            text = codec.render(messages, variables)
+            text = codec.render(messages, variables, tools.shown if tools is not None else ())
+            if prompt.parsed:
+                syntax = AnswerSyntax.of(codec.forms, tools, text)
             add_special_tokens = False
         case TextPrompt(text):
             add_special_tokens = True
         case _:
-            return _checked("prompt", prompt.token_ids, codec.vocabulary_size)
+            return _checked("prompt", prompt.token_ids, codec.vocabulary_size), syntax
     if not is_unicode(text):
         raise InvalidInput(field, "has halves of characters (lone surrogates)")
     if len(text) > codec.most_characters(model.session_tokens):
         # Text that can never fit is refused before the work of encoding it.
         raise _too_long(model, field, f"has {len(text)} characters")
-    return await codec.encode(text, special_tokens=add_special_tokens)
+    return await codec.encode(text, special_tokens=add_special_tokens), syntax
 
 
 def _check_messages(messages: Sequence[Message], most_characters: int, model: Model) -> None:
@@ -108,9 +142,36 @@ def _check_messages(messages: Sequence[Message], most_characters: int, model: Mo
     if len(messages) > MOST_MESSAGES:
         raise InvalidInput("messages", f"are {len(messages)}, at most {MOST_MESSAGES} may be")
     texts = (text for each in messages for text in each.values() if isinstance(text, str))
-    characters = sum(map(len, texts))
+    calls = (each["tool_calls"] for each in messages if "tool_calls" in each)
+    characters = sum(map(len, texts)) + sum(
+        len(json.dumps(each, ensure_ascii=False)) for each in calls
+    )
     if characters > most_characters:
         raise _too_long(model, "messages", f"has {characters} characters")
+
+
+async def _bad_token_ids(
+    codec: TextCodec, sampling: SamplingParameters
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the tokens of bad words, as they are encoded at the beginning of a text and in it."""
+    words = [word.strip() for word in sampling.bad_words]
+    if not all(words) or not all(map(is_unicode, words)):
+        raise InvalidInput("bad_words", "a text has nothing but spaces, or halves of characters")
+    encoded = await codec.encode_all([text for word in words for text in (word, f" {word}")])
+    known = dict.fromkeys(sampling.bad_token_ids)
+    return tuple(known | dict.fromkeys(tuple(each) for each in encoded if each))
+
+
+def _check_prompt_logprobs(tokens: int, sampling: SamplingParameters) -> None:
+    if sampling.prompt_logprobs is None:
+        return
+    wanted = tokens * (1 + sampling.prompt_logprobs)
+    if wanted > MAX_PROMPT_LOGPROBS:
+        raise InvalidInput(
+            "prompt_logprobs",
+            f"{tokens} tokens with {sampling.prompt_logprobs} of the likeliest each are {wanted} "
+            f"numbers; at most {MAX_PROMPT_LOGPROBS} are given",
+        )
 
 
 def _check_generated(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -13,12 +13,8 @@ from catenary_gateway.data_plane import Outbox
 from catenary_gateway.generation.record import chain_changes, finished_session, objectives_report
 from catenary_gateway.generation.request import AnswerChunk, GenerationRequest
 from catenary_gateway.generation.sessions.active_starts import ActiveStarts, StartDeps
-from catenary_gateway.generation.sessions.session import (
-    SILENCE_NS,
-    AnswerLimits,
-    PendingSession,
-    limits_of,
-)
+from catenary_gateway.generation.sessions.limits import SILENCE_NS, AnswerLimits, limits_of
+from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.generations import ChainChange, ObjectivesReport
 from catenary_gateway.observability.outcome_kinds import OK
@@ -26,6 +22,7 @@ from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_gateway.results.delivery import LinkSource
 from catenary_gateway.results.pending import Deadlines
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
+from catenary_services.domain.logprobs import TokenLogprobs
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -45,7 +42,7 @@ class GenerationStream:
     """
 
     def __init__(self, session: PendingSession, give_up: Callable[[PendingSession], None]) -> None:
-        self._session = session
+        self.session = session
         self._give_up = give_up
 
     async def next(self) -> AnswerChunk | None:
@@ -55,16 +52,30 @@ class GenerationStream:
             CatenaryError: The reason why the answer is incomplete. All text that was generated
                 before is returned first.
         """
-        return await self._session.read()
+        return await self.session.read()
+
+    @property
+    def request(self) -> GenerationRequest:
+        """The request that is answered."""
+        return self.session.request
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self._session.request.prompt)
+        return len(self.session.request.prompt)
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        """Log probabilities of all tokens of the prompt but the first, if they were asked for.
+
+        They are complete when the first token of the answer is there, and empty in an answer that
+        goes on after another gateway's.
+        """
+        return self.session.prompt_logprobs
 
     @property
     def completion_tokens(self) -> int:
         """Number of tokens generated so far, an end-of-text token included."""
-        return len(self._session.generated)
+        return len(self.session.generated)
 
     @property
     def stop_text(self) -> str:
@@ -74,12 +85,12 @@ class GenerationStream:
     @property
     def objectives(self) -> ObjectivesReport:
         """Times of the answer so far, beside its objectives and predictions."""
-        return objectives_report(self._session)
+        return objectives_report(self.session)
 
     @property
     def chain_changes(self) -> tuple[ChainChange, ...]:
         """The changes from one chain to another so far, in order."""
-        return chain_changes(self._session)
+        return chain_changes(self.session)
 
     def __enter__(self) -> GenerationStream:
         return self
@@ -90,7 +101,7 @@ class GenerationStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._give_up(self._session)
+        self._give_up(self.session)
 
 
 class ProgressReporter:
@@ -231,15 +242,24 @@ class SessionPlane:
         request: GenerationRequest,
         arrival: RequestArrival,
         observer: GenerationObserver | None = None,
+        shares_prompt_of: GenerationStream | None = None,
     ) -> GenerationStream:
         """Asks the scheduler for a chain, and returns the stream of the answer.
+
+        Args:
+            request: The request.
+            arrival: When it came.
+            observer: Told of the answer's progress.
+            shares_prompt_of: Another answer to the same prompt. On the same chain, the prompt is
+                computed once for both.
 
         Raises:
             DeadlineExceeded: The deadline passed while the request was read.
             Overloaded: The scheduler does not read fast enough.
         """
         limits = self.limits(request, arrival)
-        session = PendingSession(next(self._numbers), request, arrival, limits)
+        other = shares_prompt_of.session if shares_prompt_of is not None else None
+        session = PendingSession(next(self._numbers), request, arrival, limits, other)
         session.submitted_ns = time.monotonic_ns()
         try:
             if session.submitted_ns >= session.due_ns:
@@ -359,7 +379,7 @@ class SessionPlane:
         observer = self._watchers.pop(session.number, None)
         if observer is not None:
             own_tokens = len(session.generated) - session.continued
-            observer.ended(error, len(session.request.prompt), own_tokens)
+            observer.ended(error, session.request.charged_prompt_tokens, own_tokens)
         # Sent at once: the first generation in the scheduler's queue waits for this slot.
         if tell == "finished":
             finished = scheduler_pb2.RequestFinished(

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.generation.text.chat_template import Message
+from catenary_gateway.generation.forms.answer_syntax import AnswerSyntax
+from catenary_gateway.generation.forms.conversations import Message
+from catenary_gateway.generation.forms.tool_use import ToolUse
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_protos.catenary.v1 import common_pb2
+from catenary_services.domain.logprobs import TokenLogprobs
 from catenary_services.domain.sampling import SamplingParameters
 
 CHAT = "chat"
@@ -24,6 +27,10 @@ class ChatPrompt:
 
     messages: Sequence[Message]
     variables: Mapping[str, object] = field(default_factory=dict)
+    tools: ToolUse | None = None
+    """The tools that the model may call; None if there are none."""
+    parsed: bool = False
+    """True if calls and reasoning are taken out of the answer, False if it stays one text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,8 @@ class GenerationOptions:
     priority: int = 0
     timed: bool = False
     """True to report the hop times of every token."""
+    grammar_field: str = "grammar"
+    """The field of the request that describes the grammar of the answer, for errors."""
     generated: Sequence[int] = ()
     """Tokens of the answer that the caller has received through another gateway; generation
     continues after them."""
@@ -74,6 +83,15 @@ class GenerationRequest:
     """Sampling parameters in which `max_tokens` and `seed` have values."""
     codec: TextCodec
     options: GenerationOptions
+    syntax: AnswerSyntax = field(default_factory=AnswerSyntax)
+    """What the answer may have beside text."""
+    choice: int = 0
+    """Index among several answers to the prompt; the first is charged for the prompt."""
+
+    @property
+    def charged_prompt_tokens(self) -> int:
+        """Number of prompt tokens that count against the key of the caller."""
+        return 0 if self.choice else len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,17 @@ class StepTiming:
     since_previous_ns: int
     """Nanoseconds since the previous token, or since the request's arrival for the first one."""
     hops: Sequence[common_pb2.HopTiming]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """One generated token with its log probabilities, and its place in the answer's text."""
+
+    logprobs: TokenLogprobs
+    offset: int
+    """Number of characters of the text in front of the token's."""
+    is_text: bool
+    """False for the token that ended the answer, unless it is to be part of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +128,5 @@ class AnswerChunk:
     """Times of the new tokens, if the request asked for them."""
     generated_before: int = 0
     """Number of tokens of the answer before this piece."""
+    scored: tuple[ScoredToken, ...] = ()
+    """The new tokens with their log probabilities, if the request asked for them."""

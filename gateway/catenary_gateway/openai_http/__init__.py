@@ -2,8 +2,10 @@
 
 paths               the table of all of them
 calls               what all have in common
-completion_request  the body of a completion or chat, as what the session plane takes
-completions         these two, whose answers are written by `answers`
+completion_request  the body of a completion or chat, as what the session plane takes; it refuses by
+                    the table in `parameters` what cannot be honoured
+completions         these two: `answers` writes the objects that OpenAI's clients parse, with log
+                    probabilities from `logprob_forms`, and `streaming` their chunks
 responses           OpenAI's newer form of a chat
 anthropic           Anthropic's form of a chat
 encoders            embeddings, scores and reranking

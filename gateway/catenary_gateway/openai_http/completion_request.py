@@ -2,77 +2,43 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from catenary_gateway.generation.intake import is_unicode
 from catenary_gateway.generation.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from catenary_services.domain.sampling import MAX_BIASED_TOKENS, MAX_SEED, SamplingParameters
+from catenary_gateway.openai_http.answer_forms import answer_form_of
+from catenary_gateway.openai_http.fields import (
+    Fields,
+    flag,
+    integer,
+    mapping,
+    number,
+    text,
+    texts,
+    token_ids,
+)
+from catenary_gateway.openai_http.messages import messages_of
+from catenary_gateway.openai_http.parameters import refuse
+from catenary_gateway.openai_http.tool_fields import tools_of
+from catenary_services.domain.sampling import (
+    MAX_BIASED_TOKENS,
+    MAX_LISTED_TOKENS,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    SamplingParameters,
+)
 from catenary_services.errors import InvalidInput
-
-Fields = Mapping[str, Any]
-
-
-def text(fields: Fields, name: str) -> str:
-    """Returns a text that must be present and not empty."""
-    value = fields.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(name, "must be a text and not empty")
-    return value
-
-
-def flag(fields: Fields, name: str) -> bool:
-    """Returns a boolean; False if it is absent or null."""
-    value = fields.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise InvalidInput(name, "must be true or false")
-    return bool(value)
-
-
-def integer(fields: Fields, name: str, default: int) -> int:
-    """Returns an integer; `default` if it is absent or null."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInput(name, "must be an integer")
-    return value
-
-
-def number(fields: Fields, name: str, default: float) -> float:
-    """Returns a finite number, limited to 1e18 in magnitude; `default` if it is absent or null."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(name, "must be a number")
-    # JSON integers have any size; those beyond 1e18 are out of every field's range.
-    value = float(min(max(value, -1e18), 1e18))
-    if not math.isfinite(value):
-        raise InvalidInput(name, "must be finite")
-    return value
-
-
-def mapping(fields: Fields, name: str) -> Fields:
-    """Returns an object; an empty one if it is absent or null."""
-    value = fields.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise InvalidInput(name, "must be an object")
-    return value
-
 
 COMPLETION_TOKENS = 16
 """Most tokens of a completion that names no limit, as with OpenAI and vLLM; chats have no limit."""
+MOST_ANSWERS = 128
+"""Most answers that are generated for one request, as with OpenAI's `n`."""
+COMPLETION_LOGPROBS = 5
+"""Most of the likeliest tokens that a completion names at each place."""
 _PRIORITY_LIMIT = 2**31 - 1
 _MOST_VARIABLES = 32
 _MOST_DIGITS = 10
-_ROLES = {role: role for role in ("system", "user", "assistant")} | {"developer": "system"}
-"""The role that templates get for each role of a message: they know OpenAI's newer `developer` as
-`system`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +46,28 @@ class CompletionRequest:
     """A completion or chat completion as its client asks for it."""
 
     model: str
-    prompt: Prompt
+    prompts: Sequence[Prompt]
     sampling: SamplingParameters
+    choices: int
+    """Number of answers to each prompt that the client gets."""
+    generated: int
+    """Number of answers to each prompt that are generated; the best of them are `choices`."""
+    logprobs: int | None
+    """How many of the likeliest tokens are named with each; None if no log probabilities are."""
+    prompt_logprobs: int | None
+    """The same for the tokens of the prompt, in vLLM's form."""
+    echo: bool
+    """True if the text of an answer begins with the prompt."""
     stream: bool
     include_usage: bool
     """True to send one more chunk with the usage at the end of a stream."""
     continuous_usage: bool
     """True to send the usage in every chunk of a stream."""
     priority: int
+    grammar_field: str
+    """The field that describes the grammar of the answer, for errors."""
+    include_reasoning: bool = True
+    """True if an answer has its reasoning, too."""
 
 
 def chat_of(fields: Fields) -> CompletionRequest:
@@ -96,18 +76,24 @@ def chat_of(fields: Fields) -> CompletionRequest:
     Raises:
         InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
-    _refuse(fields, _REFUSED | _REFUSED_IN_CHATS)
+    refuse(fields, "chat")
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise InvalidInput("messages", "must be a list of messages and not empty")
+    messages = messages_of(fields.get("messages"))
     variables = mapping(fields, "chat_template_kwargs")
     if len(variables) > _MOST_VARIABLES:
         raise InvalidInput("chat_template_kwargs", f"has more than {_MOST_VARIABLES} names")
-    prompt = ChatPrompt(
-        [_message(each, f"messages[{at}]") for at, each in enumerate(messages)], variables
-    )
-    return _wanted(fields, prompt, _limit(fields, limit, 0))
+    prompt = ChatPrompt(messages, variables, tools_of(fields), parsed=True)
+    wanted = _wanted(fields, [prompt], _limit(fields, limit, 0))
+    if fields.get("include_reasoning") is not None:
+        wanted = replace(wanted, include_reasoning=flag(fields, "include_reasoning"))
+    top = integer(fields, "top_logprobs", 0)
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise InvalidInput("top_logprobs", f"must be 0 to {MAX_LOGPROBS}")
+    if flag(fields, "logprobs"):
+        return _with_logprobs(wanted, top)
+    if top:
+        raise InvalidInput("top_logprobs", "is for requests with logprobs: true")
+    return wanted
 
 
 def completion_of(fields: Fields) -> CompletionRequest:
@@ -116,12 +102,47 @@ def completion_of(fields: Fields) -> CompletionRequest:
     Raises:
         InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
-    _refuse(fields, _REFUSED | _REFUSED_IN_COMPLETIONS)
-    prompt = _prompt(fields.get("prompt"))
-    return _wanted(fields, prompt, _limit(fields, "max_tokens", COMPLETION_TOKENS))
+    refuse(fields, "completions")
+    prompts = _prompts(fields.get("prompt"))
+    wanted = _wanted(fields, prompts, _limit(fields, "max_tokens", COMPLETION_TOKENS))
+    wanted = replace(wanted, echo=flag(fields, "echo"))
+    if fields.get("logprobs") is not None and fields["logprobs"] is not False:
+        top = integer(fields, "logprobs", 0)
+        if not 0 <= top <= COMPLETION_LOGPROBS:
+            raise InvalidInput("logprobs", f"must be 0 to {COMPLETION_LOGPROBS}")
+        wanted = _with_logprobs(wanted, top)
+    return _best_of(fields, wanted)
 
 
-def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> CompletionRequest:
+def _with_logprobs(wanted: CompletionRequest, top: int) -> CompletionRequest:
+    sampling = replace(wanted.sampling, logprobs=top)
+    if wanted.echo:
+        most = max(top, sampling.prompt_logprobs or 0)
+        sampling = replace(sampling, prompt_logprobs=most)
+    return replace(wanted, logprobs=top, sampling=sampling)
+
+
+def _best_of(fields: Fields, wanted: CompletionRequest) -> CompletionRequest:
+    best_of = integer(fields, "best_of", wanted.choices)
+    if best_of < wanted.choices:
+        raise InvalidInput("best_of", "must not be less than n")
+    if best_of == wanted.choices:
+        return wanted
+    if wanted.stream:
+        raise InvalidInput("best_of", "the best are known at the end, and so cannot be streamed")
+    _check_answers("best_of", len(wanted.prompts) * best_of)
+    # Answers are compared by the log probabilities of their tokens, also if nobody asked for them.
+    sampling = replace(wanted.sampling, logprobs=wanted.sampling.logprobs or 0)
+    return replace(wanted, generated=best_of, sampling=sampling)
+
+
+def _check_answers(field: str, answers: int) -> None:
+    if not 1 <= answers <= MOST_ANSWERS:
+        why = f"{answers} answers; 1 to {MOST_ANSWERS} are generated for one request"
+        raise InvalidInput(field, why)
+
+
+def _wanted(fields: Fields, prompts: Sequence[Prompt], max_tokens: int) -> CompletionRequest:
     stream = flag(fields, "stream")
     options = mapping(fields, "stream_options")
     if options and not stream:
@@ -129,15 +150,28 @@ def _wanted(fields: Fields, prompt: Prompt, max_tokens: int) -> CompletionReques
     priority = integer(fields, "priority", 0)
     if abs(priority) > _PRIORITY_LIMIT:
         raise InvalidInput("priority", "must fit in 32 bits")
+    choices = integer(fields, "n", 1)
+    _check_answers("n", choices)
+    _check_answers("prompt", choices * len(prompts))
+    form = answer_form_of(fields)
+    sampling = _sampling(fields, max_tokens, form.grammar)
+    if stream and sampling.prompt_logprobs is not None:
+        raise InvalidInput("prompt_logprobs", "is not for streams")
     return CompletionRequest(
         model=text(fields, "model"),
-        prompt=prompt,
-        sampling=_sampling(fields, max_tokens),
+        prompts=prompts,
+        sampling=sampling,
+        choices=choices,
+        generated=choices,
+        logprobs=None,
+        prompt_logprobs=sampling.prompt_logprobs,
+        echo=False,
         stream=stream,
         include_usage=flag(options, "include_usage"),
         continuous_usage=flag(options, "continuous_usage_stats"),
         # This field is vLLM's, which serves the lowest value first; the scheduler the highest.
         priority=-priority,
+        grammar_field=form.field,
     )
 
 
@@ -148,7 +182,7 @@ def _limit(fields: Fields, name: str, default: int) -> int:
     return limit
 
 
-def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
+def _sampling(fields: Fields, max_tokens: int, grammar: str) -> SamplingParameters:
     seed = fields.get("seed")
     top_k = integer(fields, "top_k", 0)
     return SamplingParameters(
@@ -159,7 +193,7 @@ def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
         # vLLM's clients send -1 for all tokens.
         top_k=0 if top_k == -1 else top_k,
         repetition_penalty=number(fields, "repetition_penalty", 1.0),
-        stop=_stop(fields.get("stop")),
+        stop=texts(fields, "stop"),
         # OpenAI allows any 64-bit integer; negative ones map to the upper half.
         seed=None if seed is None else integer(fields, "seed", 0) & MAX_SEED,
         ignore_eos=flag(fields, "ignore_eos"),
@@ -167,7 +201,32 @@ def _sampling(fields: Fields, max_tokens: int) -> SamplingParameters:
         frequency_penalty=number(fields, "frequency_penalty", 0.0),
         min_p=number(fields, "min_p", 0.0),
         logit_bias=_bias(mapping(fields, "logit_bias")),
+        prompt_logprobs=_prompt_logprobs(fields),
+        stop_token_ids=token_ids(fields, "stop_token_ids", MAX_LISTED_TOKENS),
+        allowed_token_ids=_allowed(fields),
+        bad_words=texts(fields, "bad_words"),
+        include_stop_str_in_output=flag(fields, "include_stop_str_in_output"),
+        skip_special_tokens=fields.get("skip_special_tokens") is None
+        or flag(fields, "skip_special_tokens"),
+        grammar=grammar,
     )
+
+
+def _prompt_logprobs(fields: Fields) -> int | None:
+    value = fields.get("prompt_logprobs")
+    if value is None or value is False:
+        return None
+    top = integer(fields, "prompt_logprobs", 0)
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise InvalidInput("prompt_logprobs", f"must be 0 to {MAX_LOGPROBS}")
+    return top
+
+
+def _allowed(fields: Fields) -> tuple[int, ...]:
+    tokens = token_ids(fields, "allowed_token_ids", MAX_LISTED_TOKENS)
+    if fields.get("allowed_token_ids") == []:
+        raise InvalidInput("allowed_token_ids", "is empty, so nothing could be generated")
+    return tokens
 
 
 def _bias(bias: Fields) -> tuple[tuple[int, float], ...]:
@@ -184,115 +243,21 @@ def _bias(bias: Fields) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
-def _stop(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-        raise InvalidInput("stop", "must be a text or a list of texts")
-    if not all(map(is_unicode, texts)):
-        raise InvalidInput("stop", "has halves of characters (lone surrogates)")
-    return tuple(texts)
-
-
-def _prompt(value: Any) -> Prompt:
-    """Returns the one prompt of a completion: a text, token ids, or a list of one of these."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
+def _prompts(value: Any) -> list[Prompt]:
+    """Returns the prompts of a completion: a text, token ids, or a list of these."""
     if isinstance(value, str):
-        return TextPrompt(value)
+        return [TextPrompt(value)]
+    if not isinstance(value, list) or not value:
+        raise InvalidInput("prompt", "must be a text, a list of token ids, or a list of these")
+    if type(value[0]) is int:
+        return [_token_prompt(value)]
+    _check_answers("prompt", len(value))
+    return [TextPrompt(each) if isinstance(each, str) else _token_prompt(each) for each in value]
+
+
+def _token_prompt(value: Any) -> TokenPrompt:
     if not isinstance(value, list) or not value:
         raise InvalidInput("prompt", "must be a text or a list of token ids, and not empty")
-    if isinstance(value[0], str | list):
-        raise InvalidInput("prompt", "several prompts in one request are not offered")
     if not all(type(each) is int for each in value):
         raise InvalidInput("prompt", "must be a text or a list of token ids")
     return TokenPrompt(value)
-
-
-def _message(value: Any, where: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise InvalidInput(where, "must be an object")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidInput(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-    for name in ("tool_calls", "function_call", "audio"):
-        if value.get(name):
-            raise InvalidInput(f"{where}.{name}", "is not offered")
-    return {"role": _ROLES[role], "content": _content(value.get("content"), f"{where}.content")}
-
-
-def _content(value: Any, where: str) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise InvalidInput(where, "must be a text or a list of parts")
-    parts: list[str] = []
-    for at, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            shown = kind if isinstance(kind, str) else "?"
-            raise InvalidInput(
-                f"{where}[{at}].type", f"{shown[:40]!r} is not offered: this model reads text only"
-            )
-        if not isinstance(part.get("text"), str):
-            raise InvalidInput(f"{where}[{at}].text", "must be a text")
-        parts.append(part["text"])
-    # vLLM joins parts like this for templates that take only text.
-    return "\n".join(parts)
-
-
-def _refuse(fields: Fields, refused: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
-    """Raises InvalidInput for fields that would change the answer and are not supported."""
-    for name in fields.keys() & refused.keys():
-        harmless, why = refused[name]
-        if fields[name] is not None and not harmless(fields[name]):
-            raise InvalidInput(name, why)
-
-
-def _is(*values: object) -> Callable[[Any], bool]:
-    def harmless(value: Any) -> bool:
-        # The types must be equal: in `logprobs`, 0 asks for log probabilities and False does not.
-        return any(type(value) is type(each) and value == each for each in values)
-
-    return harmless
-
-
-def _is_plain_text(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-def _table(
-    names: Sequence[str], harmless: Callable[[Any], bool], why: str
-) -> dict[str, tuple[Callable[[Any], bool], str]]:
-    return dict.fromkeys(names, (harmless, why))
-
-
-_NOTHING = _is(False, [], {}, "")
-_REFUSED = {
-    **_table(("n", "best_of"), _is(1), "is not offered beyond 1: send several requests"),
-    **_table(("bad_words", "allowed_token_ids"), _NOTHING, "is not offered"),
-    **_table(("prompt_logprobs",), _is(0, 0.0, False), "is not offered"),
-    **_table(("use_beam_search",), _NOTHING, "beam search is not offered"),
-    **_table(("stop_token_ids",), _NOTHING, "is not offered: name the texts in stop"),
-    **_table(("skip_special_tokens",), _is(True), "special tokens are always left out"),
-    **_table(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        _NOTHING,
-        "structured answers are not offered",
-    ),
-    **_table(("response_format",), _is_plain_text, "structured answers are not offered"),
-}
-_REFUSED_IN_CHATS = {
-    **_table(("logprobs",), _is(False), "is not offered"),
-    **_table(("top_logprobs",), _is(0), "is not offered"),
-    **_table(("tools", "functions"), _NOTHING, "is not offered: no tool can be called"),
-    **_table(("tool_choice", "function_call"), _is("none", "auto"), "no tool can be called"),
-    **_table(("modalities",), _is([], ["text"]), "only text is answered"),
-    **_table(("audio", "web_search_options"), _NOTHING, "is not offered"),
-}
-_REFUSED_IN_COMPLETIONS = {
-    **_table(("logprobs",), _is(False), "is not offered"),
-    **_table(("echo",), _is(False), "is not offered"),
-    **_table(("suffix",), _NOTHING, "is not offered: text is added at the end only"),
-}

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
-from catenary_gateway.openai_http.answers import AnswerWriter, stream_answer, usage_of
-from catenary_gateway.openai_http.calls.event_streams import prediction_headers, whole_text
+from catenary_gateway.openai_http.answers import AnswerWriter, whole_answer
+from catenary_gateway.openai_http.calls.event_streams import prediction_headers
 from catenary_gateway.openai_http.calls.prompt_calls import read_call
 from catenary_gateway.openai_http.completion_request import (
     CompletionRequest,
-    Fields,
     chat_of,
     completion_of,
 )
+from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.streaming import stream_answer
 
 
 async def answer_chat(request: web.Request) -> web.StreamResponse:
@@ -31,10 +32,10 @@ async def answer_completion(request: web.Request) -> web.StreamResponse:
 async def _complete(
     request: web.Request, read: Callable[[Fields], CompletionRequest], *, chat: bool
 ) -> web.StreamResponse:
-    async with read_call(request, read) as (call, wanted), call.generation(wanted) as generation:
-        writer = AnswerWriter(f"{'chatcmpl' if chat else 'cmpl'}-{call.id}", wanted.model, chat)
+    async with read_call(request, read) as (call, wanted), call.answers(wanted) as answers:
+        writer = AnswerWriter(f"{'chatcmpl' if chat else 'cmpl'}-{call.id}", wanted, chat)
         if wanted.stream:
-            return await stream_answer(request, wanted, writer, generation, call.headers)
-        document = writer.whole(*await whole_text(generation), usage_of(generation))
-        headers = call.headers | prediction_headers(generation)
+            return await stream_answer(request, writer, answers, call.headers)
+        document = await whole_answer(wanted, writer, answers)
+        headers = call.headers | prediction_headers(answers.streams[0])
     return json_response(document, headers=headers)

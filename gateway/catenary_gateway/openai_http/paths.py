@@ -40,9 +40,15 @@ _PROMPT = {"model": "m", "prompt": "hi"}
 _KEPT = "/v1/responses/{response_id}"
 
 ROUTES = (
-    HttpRoute("POST", "/v1/chat/completions", answer_chat, ReadBody(chat_of, _CHAT), streams=True),
     HttpRoute(
-        "POST", "/v1/completions", answer_completion, ReadBody(completion_of, _PROMPT), streams=True
+        "POST", "/v1/chat/completions", answer_chat, ReadBody(chat_of, "chat", _CHAT), streams=True
+    ),
+    HttpRoute(
+        "POST",
+        "/v1/completions",
+        answer_completion,
+        ReadBody(completion_of, "completions", _PROMPT),
+        streams=True,
     ),
     HttpRoute("POST", "/v1/responses", answer_response, ResponseBody, streams=True),
     HttpRoute("GET", _KEPT, answer_kept_response),

@@ -70,6 +70,18 @@ def document_of(body: bytes | memoryview) -> Document:
     return document
 
 
+def object_in(text: str, field: str) -> Document:
+    """Returns the JSON object in a text that is itself part of a body.
+
+    Raises:
+        InvalidInput: The text is not a JSON object; the error names `field`.
+    """
+    document = decoded(text, field, _anything.decode)
+    if not isinstance(document, dict):
+        raise InvalidInput(field, "must be a JSON object")
+    return document
+
+
 def inference_of(body: bytes | memoryview) -> Document:
     """Returns the body of an inference request; the `data` of every input is still text.
 

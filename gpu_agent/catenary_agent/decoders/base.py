@@ -13,7 +13,7 @@ and prefill chunks of some, whatever block each enters at. Sessions join and lea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
     from catenary_agent.decoders.sampling.sampling import SessionSampler
+    from catenary_services.domain.logprobs import TokenLogprobs
 
 Want = Literal["hidden", "token", "logits", "nothing"]
 
@@ -67,6 +68,22 @@ class CacheLayout:
 
 
 @dataclass(slots=True)
+class StepScores:
+    """The log probabilities that a step computes for one session, if the session asks for them."""
+
+    following: Sequence[int] = ()
+    """The prompt's tokens behind the first inputs, one each; they are scored."""
+    prompt_top: int = 0
+    """How many of the likeliest tokens are named with each of them."""
+    token_top: int | None = None
+    """The same for the token that the step chooses; None if it is not scored."""
+    prompt: list[TokenLogprobs] = field(default_factory=list)
+    """The result for `following`."""
+    token: TokenLogprobs | None = None
+    """The result for the token that was chosen."""
+
+
+@dataclass(slots=True)
 class StepItem:
     """The work of one session in one step: a decode row (n = 1) or a prefill chunk (n > 1)."""
 
@@ -85,6 +102,8 @@ class StepItem:
     sampler: SessionSampler | None = None
     """The sampler of the session, for "token", at the position after these inputs. The step does
     not accept the token it chooses."""
+    scores: StepScores | None = None
+    """Filled in by the step, only where the model's last block is; None if nothing is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,16 @@ from typing import Any
 
 import numpy as np
 
-from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem
+from catenary_agent.decoders.base import CacheLayout, DecoderCost, StepItem, StepScores
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
+from catenary_agent.decoders.sampling.numpy_arrays import NumpyArrayBackend
+from catenary_agent.decoders.sampling.scoring import logprobs_of
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.arrays import CacheArray
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.domain.decoder import DecoderForm, DecoderTable, form_of
 from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.logprobs import TokenLogprobs
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 
@@ -200,16 +203,33 @@ class EmulatedDecoder(BookedDecoder):
         """Does nothing, as no memory is held."""
 
     def _result(self, item: StepItem) -> np.ndarray | None:
+        if item.scores is not None:
+            self._score_prompt(item, item.scores)
         if item.want == "hidden":
             return np.zeros((len(item.inputs), self.table.hidden_size), np.float32)
         if item.want == "nothing":
             return None
         token = token_at(item.position + len(item.inputs), self.table)
         if item.want == "token":
+            if item.scores is not None and item.scores.token_top is not None:
+                item.scores.token = self._scored(token, token, item.scores.token_top)
             return np.array([token])
+        return self._logits(token)
+
+    def _logits(self, token: int) -> np.ndarray:
         logits = np.zeros(self.table.vocabulary_size, np.float32)
         logits[token] = 1.0
         return logits
+
+    def _score_prompt(self, item: StepItem, scores: StepScores) -> None:
+        for at, token in enumerate(scores.following, item.position + 1):
+            made_up = token_at(at, self.table)
+            scores.prompt.append(self._scored(token, made_up, scores.prompt_top))
+
+    def _scored(self, token: int, made_up: int, top: int) -> TokenLogprobs:
+        """Returns the log probabilities of a token where another one is generated."""
+        logits = self._logits(made_up)[None]
+        return logprobs_of(NumpyArrayBackend(), logits, [token], top)[0]
 
     def _cost_from(self, entry: int) -> DecoderCost:
         """Returns the cost of the blocks from `entry` to the end of the partition."""

@@ -7,7 +7,7 @@ the whole step.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import StepItem
 from catenary_agent.decoders.sampling.choosing import Asked, TokenSampler
-from catenary_agent.decoders.sampling.sampling import NOT_CHOSEN
+from catenary_agent.decoders.sampling.sampling import NO_MASK, NOT_CHOSEN
 from catenary_agent.devices.device_errors import DeviceErrorKind, error_kind_of
 from catenary_services.log import get_logger
+
+_SCORED_ROWS = 4
+"""Rows of a prompt whose logits exist at a time; they fit into the memory that choosing takes."""
 
 _log = get_logger("catenary_agent.decoders")
 
@@ -33,17 +36,61 @@ def row_results(
         items: Items that want "token" or "logits".
     """
     rows, asked = [], []
+    tokens: dict[int, int] = {}
     for row, item in enumerate(items):
-        if item.want == "token" and item.sampler is not None:
+        if item.want != "token" or item.sampler is None:
+            continue
+        # Here a device may still be computing the logits.
+        if item.sampler.take_mask():
             rows.append(row)
             asked.append((item.session, item.sampler))
-    tokens: dict[int, int] = {}
+        else:
+            tokens[row] = NO_MASK
     if rows:
-        tokens = dict(zip(rows, _tokens(chooser, logits, asked, rows), strict=True))
+        tokens.update(zip(rows, _tokens(chooser, logits, asked, rows), strict=True))
+        _score(chooser, logits, items, tokens)
     return [
         np.array([tokens[row]]) if row in tokens else chooser.host(logits[row])
         for row in range(len(items))
     ]
+
+
+def score_prompt(
+    chooser: TokenSampler, logits_of: Callable[[Any], Any], hidden: Any, item: StepItem
+) -> None:
+    """Scores the tokens of a prompt that follow an item's inputs.
+
+    Args:
+        chooser: The sampler of the executor.
+        logits_of: Returns float32 [rows, vocabulary] of hidden states after the last block.
+        hidden: These states of the item's inputs, [n, hidden], where `logits_of` takes them.
+        item: The item, which has scores; they are filled in.
+    """
+    scores = item.scores
+    assert scores is not None
+    for at in range(0, len(scores.following), _SCORED_ROWS):
+        tokens = scores.following[at : at + _SCORED_ROWS]
+        logits = logits_of(hidden[at : at + len(tokens)])
+        scores.prompt += chooser.score(logits, range(len(tokens)), tokens, scores.prompt_top)
+
+
+def _score(
+    chooser: TokenSampler, logits: Any, items: Sequence[StepItem], tokens: dict[int, int]
+) -> None:
+    """Scores the tokens that were chosen, of the sessions that ask for it."""
+    tops = {
+        row: scores.token_top
+        for row, token in tokens.items()
+        if (scores := items[row].scores) is not None and scores.token_top is not None and token >= 0
+    }
+    if not tops:
+        return
+    chosen = [tokens[row] for row in tops]
+    scored = chooser.score(logits, list(tops), chosen, max(tops.values()))
+    for (row, top), each in zip(tops.items(), scored, strict=True):
+        scores = items[row].scores
+        assert scores is not None
+        scores.token = each._replace(top=each.top[:top])
 
 
 def _tokens(

@@ -33,10 +33,12 @@ def try_admit(
     event: SessionOpened,
     batchers: Sequence[PartitionBatcher],
     incoming: IncomingMigration | None = None,
+    *,
+    shares: bool = False,
 ) -> Session | CatenaryError:
     """Returns a session that holds its block slots, or the error that prevents it."""
     try:
-        return admit(event, batchers, incoming)
+        return admit(event, batchers, incoming, shares=shares)
     except CatenaryError as error:
         return error
     except Exception:
@@ -49,6 +51,8 @@ def admit(
     event: SessionOpened,
     batchers: Sequence[PartitionBatcher],
     incoming: IncomingMigration | None = None,
+    *,
+    shares: bool = False,
 ) -> Session:
     """Returns a session that holds its block slots.
 
@@ -56,6 +60,7 @@ def admit(
         event: The opening, as it arrived.
         batchers: The batchers of this agent.
         incoming: The live migration by which the session comes here; None if it is new.
+        shares: Whether the session gets the caches of its prompt from another one that is here.
 
     Raises:
         PartitionLost: No batcher runs these blocks.
@@ -82,7 +87,14 @@ def admit(
         parameters.check_vocabulary(table.vocabulary_size)
         sampler = SessionSampler(parameters, tokens, opening.prompt_tokens, table.end_token_ids)
     executor.open_session(spec.session_id, spec.own_hop.first_block, room)
-    state, pending_cache = _first_state(spec, room, incoming)
+    if sampler is not None and sampler.parameters.grammar and batcher.masks is not None:
+        sampler.mask = batcher.masks.begin(
+            spec.session_id,
+            sampler.parameters.grammar,
+            tokens[opening.prompt_tokens :],
+            sampler.parameters.min_tokens,
+        )
+    state, pending_cache = _first_state(spec, room, incoming, shares=shares)
     return Session(
         spec,
         batcher,
@@ -92,16 +104,17 @@ def admit(
         tokens=tokens if spec.is_first else [],
         sampler=sampler,
         opened_ns=event.arrived.received_ns,
-        expected=len(tokens) if spec.side == "decode" else 0,
+        expected=len(tokens) if spec.side == "decode" else len(tokens) - 1 if shares else 0,
         pending_cache=pending_cache,
         incoming=incoming,
         cache_sends=_outlets_of(spec, room),
         introduced=incoming is not None,
+        is_held=sampler is not None and sampler.mask is not None,
     )
 
 
 def _first_state(
-    spec: SessionSpec, room: int, incoming: IncomingMigration | None
+    spec: SessionSpec, room: int, incoming: IncomingMigration | None, *, shares: bool
 ) -> tuple[SessionState, PendingCache | None]:
     """Returns the first state of a session, and the caches that it must wait for.
 
@@ -112,6 +125,9 @@ def _first_state(
         state = AWAITING_TOKEN if spec.is_first or spec.is_last else RECEIVING
         progress = CacheReceiveProgress(own.first_block, own.last_block, spec.history)
         return state, PendingCache(progress)
+    if shares:
+        progress = CacheReceiveProgress(own.first_block, own.last_block, spec.history - 1)
+        return RECEIVING, PendingCache(progress, shared=spec.opening.shares_prompt_of)
     if incoming is None:
         return WAITING, None
     if incoming.by_tokens:

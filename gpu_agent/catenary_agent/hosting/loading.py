@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.content import CONTENT, check_content, is_content_as_ordered
 from catenary_agent.decoders.loading import DecoderOptions
+from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
 from catenary_agent.devices.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.engine.partitions import LoadedPartition
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage, is_retryable
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from catenary_agent.executors.base import Executor
     from catenary_agent.executors.device import Device
     from catenary_agent.generation.loop.engine import GenerationEngine
+    from catenary_services.grammar.vocabulary import TokenVocabulary
     from catenary_services.models.model_repository import ModelRepository
     from catenary_services.store.store import ModelStore
 
@@ -83,7 +85,11 @@ class PartitionLoader:
         self._engine = engine
         self._generation = generation
         self._decoders = DecoderLoader(
-            generation, self._open_decoder, self._check_fits, self._check_decoder
+            generation,
+            self._open_decoder,
+            self._check_fits,
+            self._check_decoder,
+            self._masks_for,
         )
         self._host = host
         self._tell = tell
@@ -306,7 +312,26 @@ class PartitionLoader:
         executor = load_decoder(
             host.repository, key, host.device, layout, host.threads, choice.library, choice.numbers
         )
+        if key.last_block == table.blocks and host.device.kind != "emulated":
+            # Brought in while there are peers; it is parsed for the first answer with a grammar.
+            with host.repository.reading(key.model) as reading:
+                if reading.lists(tokenizer := reading.folder / "tokenizer.json"):
+                    reading.begin(tokenizer, first=True)
         return executor, content
+
+    def _masks_for(self, executor: DecoderExecutor) -> GrammarMasks | None:
+        """Returns the masks of a partition that samples tokens; an emulated one makes them up."""
+        key, table, host = executor.key, executor.table, self._host
+        if key.last_block != table.blocks or host.device.kind == "emulated":
+            return None
+
+        def read() -> TokenVocabulary:
+            from catenary_services.grammar.vocabulary import TokenVocabulary
+
+            with host.repository.reading(key.model) as reading:
+                return TokenVocabulary.read(reading, table.vocabulary_size, table.end_token_ids)
+
+        return GrammarMasks(read, self._generation.grammar_compiled)
 
     def _content_of(self, model: ModelKey, order: scheduler_pb2.LoadPartition) -> str:
         """Returns the content digest of this machine's copy of a model.

@@ -19,6 +19,9 @@ from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.json_fields import Count
 
+RECOGNISED = "auto"
+"""The name of a parser that is recognised from the chat template."""
+
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
@@ -119,3 +122,9 @@ class ModelManifest:
     target: str = "both"
     """The targets a decoder was imported for: "cpu", "gpu" or "both". With "gpu" it has no graph,
     and only PyTorch runs it."""
+    tool_parser: str = RECOGNISED
+    """The form in which a decoder writes calls of tools: "hermes", "llama3_json", "mistral",
+    "json", "none" or `RECOGNISED`."""
+    reasoning_parser: str = RECOGNISED
+    """The form in which a decoder writes its reasoning: "qwen3", "deepseek_r1", "none" or
+    `RECOGNISED`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catenary_services.domain.sampling import MAX_BIASED_TOKENS
+from catenary_services.domain.sampling import MAX_BIASED_TOKENS, MAX_LISTED_TOKENS
 
 CPU_BLOCK_NUMBERS = 1 << 18
 """The number of logits handled at a time on a CPU. A row of 128k with its intermediate results
@@ -32,6 +32,8 @@ _ROW_BYTES = 1024
 _COUNT_BYTES = 4
 _SAID_BYTES = 12
 """Bytes of a token id with the number of times it was said, or with its bias."""
+_LISTED_BYTES = 2 * 8
+"""Bytes of a token that ends the answer, and of one that may be chosen."""
 
 
 def rows_at_a_time(block_numbers: int, vocabulary: int) -> int:
@@ -48,7 +50,7 @@ class SamplerSizes:
     counts_bytes: int = 0
     """Bytes kept for every `COUNTED_SESSIONS` sessions with penalties, or part of that many."""
     session_bytes: int = 0
-    """Bytes kept for every session with penalties or biases."""
+    """Bytes kept for every session with penalties, biases or lists of tokens."""
     token_bytes: int = 0
     """Bytes kept for every token of a session with penalties."""
     row_bytes: int = 0
@@ -76,12 +78,14 @@ def sampler_sizes(vocabulary: int, block_numbers: int, *, in_torch: bool) -> Sam
         vocabulary: Columns of the logits.
         block_numbers: The number of logits handled at a time.
         in_torch: Whether the logits are PyTorch's, which keeps counts of the whole vocabulary.
-            NumPy keeps counts of the tokens that were said, and the biases.
+            NumPy keeps counts of the tokens that were said, the biases, and lists of tokens.
     """
     return SamplerSizes(
         fixed_bytes=8 * ((vocabulary + 1) // 2),
         counts_bytes=COUNTED_SESSIONS * vocabulary * _COUNT_BYTES if in_torch else 0,
-        session_bytes=0 if in_torch else _SAID_BYTES * (SAID_TOKENS + MAX_BIASED_TOKENS),
+        session_bytes=0
+        if in_torch
+        else _SAID_BYTES * (SAID_TOKENS + MAX_BIASED_TOKENS) + _LISTED_BYTES * MAX_LISTED_TOKENS,
         token_bytes=0 if in_torch else _SAID_BYTES,
         row_bytes=(_WORD_BYTES + in_torch) * vocabulary,
         rows=rows_at_a_time(block_numbers, vocabulary),

@@ -6,6 +6,7 @@ The gateway checks them once; the last agent of the session's ring samples by th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from catenary_services.errors import InvalidInput
@@ -14,6 +15,18 @@ MAX_SEED = (1 << 64) - 1
 MAX_STOP_TEXTS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_BIASED_TOKENS = 1024
+MAX_GRAMMAR_BYTES = 65_536
+MAX_LOGPROBS = 20
+"""Most of the likeliest tokens that are reported for one place."""
+MAX_PROMPT_LOGPROBS = 1 << 17
+"""Most log probabilities of one prompt: those of its tokens and of the likeliest at each place."""
+MAX_LISTED_TOKENS = 1024
+"""Most tokens that a session may be limited to, or that may end it."""
+MAX_BAD_WORDS = 128
+MAX_BAD_SEQUENCES = 2 * MAX_BAD_WORDS
+"""A word is encoded at the beginning of a text, and within one."""
+MAX_BAD_TOKENS = 4096
+"""Most tokens of all sequences that are not to be generated."""
 _MAX_TOKENS = 1 << 31
 
 
@@ -54,6 +67,26 @@ class SamplingParameters:
     none, with 1 all but the likeliest."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token ids, each at most once, with the values added to their logits before anything else."""
+    grammar: str = ""
+    """What the answer must match, in the serial form of llguidance: JSON with "grammars", or Lark.
+    Empty: anything."""
+    logprobs: int | None = None
+    """Every token of the answer comes with its log probability and those of so many of the
+    likeliest ones; None: none does."""
+    prompt_logprobs: int | None = None
+    """The same of the tokens of the prompt, all but the first."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer, also with `ignore_eos`."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that are chosen; empty: all may be."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that are not generated; the gateway turns them into `bad_token_ids`."""
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens whose last one is not chosen behind the others."""
+    include_stop_str_in_output: bool = False
+    """Whether the answer's text ends with the stop text or stop token that ended it."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the answer's text."""
 
     def __post_init__(self) -> None:
         _check_integer("max_tokens", self.max_tokens, _MAX_TOKENS)
@@ -72,6 +105,7 @@ class SamplingParameters:
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_bias(self.logit_bias)
+        _check_grammar(self.grammar)
         if self.seed is not None:
             _check_integer("seed", self.seed, MAX_SEED)
         if len(self.stop) > MAX_STOP_TEXTS:
@@ -79,12 +113,25 @@ class SamplingParameters:
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_CHARACTERS:
                 raise InvalidInput("stop", f"a text has not 1..{MAX_STOP_CHARACTERS} characters")
+        for field in ("logprobs", "prompt_logprobs"):
+            if getattr(self, field) is not None:
+                _check_integer(field, getattr(self, field), MAX_LOGPROBS)
+        _check_tokens("stop_token_ids", self.stop_token_ids, MAX_LISTED_TOKENS)
+        _check_tokens("allowed_token_ids", self.allowed_token_ids, MAX_LISTED_TOKENS)
+        _check_bad_words(self.bad_words)
+        _check_bad_tokens(self.bad_token_ids)
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises InvalidInput if a biased token is outside a vocabulary of `size` tokens."""
-        for token, _ in self.logit_bias:
-            if token >= size:
-                raise InvalidInput("logit_bias", f"token ids of this model lie in 0..{size - 1}")
+        """Raises InvalidInput if a named token is outside a vocabulary of `size` tokens."""
+        named: dict[str, Iterable[int]] = {
+            "logit_bias": (token for token, _ in self.logit_bias),
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids,
+            "bad_token_ids": (token for each in self.bad_token_ids for token in each),
+        }
+        for field, tokens in named.items():
+            if max(tokens, default=0) >= size:
+                raise InvalidInput(field, f"token ids of this model lie in 0..{size - 1}")
 
     @property
     def greedy(self) -> bool:
@@ -99,6 +146,11 @@ class SamplingParameters:
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
         )
+
+    @property
+    def scored(self) -> bool:
+        """True if log probabilities are asked for."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
 
     def resolved(self, prompt_tokens: int, session_tokens: int, seed: int) -> SamplingParameters:
         """Returns the parameters for the agents, with definite values of `max_tokens` and `seed`.
@@ -140,6 +192,40 @@ def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
         _check_number("logit_bias", value, -100.0, 100.0)
     if len({token for token, _ in bias}) < len(bias):
         raise InvalidInput("logit_bias", "names a token twice")
+
+
+def _check_tokens(field: str, tokens: tuple[int, ...], most: int) -> None:
+    if len(tokens) > most:
+        raise InvalidInput(field, f"{len(tokens)} tokens, at most {most} allowed")
+    for token in tokens:
+        _check_integer(field, token, _MAX_TOKENS)
+
+
+def _check_bad_words(words: tuple[str, ...]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidInput("bad_words", f"{len(words)} texts, at most {MAX_BAD_WORDS} allowed")
+    for text in words:
+        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            raise InvalidInput("bad_words", f"a text has not 1..{MAX_STOP_CHARACTERS} characters")
+
+
+def _check_bad_tokens(sequences: tuple[tuple[int, ...], ...]) -> None:
+    if len(sequences) > MAX_BAD_SEQUENCES:
+        what = f"{len(sequences)} sequences, at most {MAX_BAD_SEQUENCES} allowed"
+        raise InvalidInput("bad_token_ids", what)
+    if not all(sequences):
+        raise InvalidInput("bad_token_ids", "a sequence has no tokens")
+    tokens = tuple(token for each in sequences for token in each)
+    _check_tokens("bad_token_ids", tokens, MAX_BAD_TOKENS)
+
+
+def _check_grammar(grammar: str) -> None:
+    try:
+        size = len(grammar.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput("grammar", "has halves of characters (lone surrogates)") from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidInput("grammar", f"{size} bytes, at most {MAX_GRAMMAR_BYTES} allowed")
 
 
 def _check_integer(field: str, value: int, highest: int) -> None:

@@ -46,7 +46,7 @@ from catenary_services.content.record import (
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
-from catenary_services.domain.model import BlockTable, ModelManifest
+from catenary_services.domain.model import RECOGNISED, BlockTable, ModelManifest
 from catenary_services.domain.packing import packing_goal
 from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
 from catenary_services.domain.tensors import ARRAY_DTYPE_OF
@@ -63,12 +63,22 @@ DECODER_FILE = "decoder.json"
 PLATFORMS = ("onnxruntime_onnx", "pytorch_exported", "decoder")
 PRECISIONS = ("fp32", "int8", "int4")
 TARGETS = ("cpu", "gpu", "both")
+TOOL_PARSERS = (RECOGNISED, "hermes", "llama3_json", "mistral", "json", "none")
+REASONING_PARSERS = (RECOGNISED, "qwen3", "deepseek_r1", "none")
 
 ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 """Per boundary and tensor, a shape that the tensor had in the probing run."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_ONLY_OF_DECODERS = (*OBJECTIVE_KEYS, "cache_oversubscription", "packing")
+_PARSERS = ("tool_parser", "reasoning_parser")
+_ONLY_OF_DECODERS = (*OBJECTIVE_KEYS, "cache_oversubscription", "packing", *_PARSERS)
+_CHOICES = {
+    "platform": PLATFORMS,
+    "precision": PRECISIONS,
+    "target": TARGETS,
+    "tool_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
+}
 _NOT_OF_DECODERS = ("dimensions", "text_tokens")
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _Milliseconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
@@ -90,6 +100,8 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     time_per_output_token_slo_ms: _Milliseconds = 0
     cache_oversubscription: Annotated[float, msgspec.Meta(ge=1, le=64)] = 0
     packing: Any = None
+    tool_parser: str = RECOGNISED
+    reasoning_parser: str = RECOGNISED
     dimensions: Annotated[dict[str, _Size], msgspec.Meta(max_length=64)] = {}
 
 
@@ -149,17 +161,11 @@ class ModelRepository:
             ModelNotFound: The version has no manifest.
             InvalidInput: The file is no manifest; the field names file and key.
         """
-        path = self.folder(key) / MANIFEST_FILE
         try:
             with self._reading_known(key) as reading:
-                reading.begin(path)
-                text = read_yaml_text(path, f"{key}/{MANIFEST_FILE}")
-            document = yaml.safe_load(text)
+                return manifest_in(reading, key)
         except (FileNotFoundError, ModelNotFound):
             raise ModelNotFound(f"model {key} is not in the repository") from None
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidInput(f"{key}/{MANIFEST_FILE}", f"is not YAML: {error}") from None
-        return _manifest_of(key, document)
 
     def model_file(self, key: ModelKey) -> Path:
         """Returns the path of the model's file, which may be absent (emulated agents need none)."""
@@ -370,6 +376,9 @@ class ModelRepository:
                 document["cache_oversubscription"] = manifest.cache_oversubscription
             if manifest.packing is not None:
                 document["packing"] = manifest.packing
+            for name in _PARSERS:
+                if getattr(manifest, name) != RECOGNISED:
+                    document[name] = getattr(manifest, name)
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
         self._write(manifest.key, MANIFEST_FILE, text)
@@ -434,6 +443,23 @@ class ModelRepository:
         return path
 
 
+def manifest_in(reading: VerifiedReading, key: ModelKey) -> ModelManifest:
+    """Returns the manifest of a version whose files are being read.
+
+    Raises:
+        FileNotFoundError: The version has no manifest.
+        InvalidInput: The file is no manifest; the field names file and key.
+    """
+    path = reading.folder / MANIFEST_FILE
+    if path.exists() or reading.lists(path):
+        reading.begin(path)
+    try:
+        document = yaml.safe_load(read_yaml_text(path, f"{key}/{MANIFEST_FILE}"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"{key}/{MANIFEST_FILE}", f"is not YAML: {error}") from None
+    return _manifest_of(key, document)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns words for the end of an error about an unknown name; empty if none is near."""
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
@@ -475,7 +501,7 @@ def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
 def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
     where = f"{key}/{MANIFEST_FILE}"
     given = converted(document, _Manifest, where)
-    for name, known in (("platform", PLATFORMS), ("precision", PRECISIONS), ("target", TARGETS)):
+    for name, known in _CHOICES.items():
         value = getattr(given, name)
         if value not in known:
             raise InvalidInput(f"{where}.{name}", f"{value!r} is none of {', '.join(known)}")
@@ -504,6 +530,8 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         dimensions=tuple(given.dimensions.items()),
         text_tokens=given.text_tokens,
         target=given.target,
+        tool_parser=given.tool_parser,
+        reasoning_parser=given.reasoning_parser,
     )
 
 

@@ -33,6 +33,12 @@ FIELDS = (
     "stop",
     "seed",
     "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
     "tools",
     "min_tokens",
     "ignore_eos",
@@ -91,9 +97,15 @@ def test_what_is_left_out_has_the_values_of_openai_and_vllm() -> None:
         assert wanted.sampling.max_tokens == most
         assert (wanted.sampling.temperature, wanted.sampling.top_p) == (1.0, 1.0)
         assert not wanted.stream
-    assert isinstance(chat.prompt, ChatPrompt)
-    assert completion.prompt == TextPrompt("x")
-    assert completion_of(MEANT | {"prompt": [1, 2]}).prompt == TokenPrompt([1, 2])
+    (prompt,) = chat.prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert completion.prompts == [TextPrompt("x")]
+    assert completion_of(MEANT | {"prompt": [1, 2]}).prompts == [TokenPrompt([1, 2])]
+    both = completion_of(MEANT | {"prompt": ["a", [1]]})
+    assert both.prompts == [TextPrompt("a"), TokenPrompt([1])]
+    for wanted in (chat, completion):
+        assert (wanted.choices, wanted.generated, wanted.echo) == (1, 1, False)
+        assert (wanted.logprobs, wanted.sampling.logprobs) == (None, None)
 
 
 def test_the_lowest_priority_number_goes_first_as_with_vllm() -> None:

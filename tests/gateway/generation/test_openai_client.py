@@ -192,11 +192,18 @@ async def test_stop_texts_end_an_answer(running: TextStage, stop: object) -> Non
 
 
 WRONG = [
-    ("n", {"n": 2}),
-    ("logprobs", {"logprobs": True}),
+    ("n", {"n": 0}),
+    ("n", {"n": 129}),
+    ("logprobs", {"logprobs": 1}),
     ("top_logprobs", {"top_logprobs": 3}),
-    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("prompt_logprobs", {"stream": True, "extra_body": {"prompt_logprobs": 1}}),
+    ("stop_token_ids", {"extra_body": {"stop_token_ids": [259]}}),
+    ("stop_token_ids", {"extra_body": {"stop_token_ids": ["a"]}}),
+    ("allowed_token_ids", {"extra_body": {"allowed_token_ids": []}}),
+    ("bad_words", {"extra_body": {"bad_words": [" "]}}),
+    ("bad_words", {"extra_body": {"bad_words": ["a"] * 129}}),
+    ("functions", {"functions": [{"name": "f"}]}),
     ("logit_bias", {"logit_bias": {"1": 200}}),
     ("logit_bias", {"logit_bias": {"259": 2}}),
     ("min_p", {"extra_body": {"min_p": 1.5}}),
@@ -218,7 +225,7 @@ WRONG = [
     ("repetition_penalty", {"extra_body": {"repetition_penalty": 0}}),
     ("priority", {"extra_body": {"priority": 2**31}}),
     ("messages", {"messages": []}),
-    ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x"}]}),
     ("messages[0].content", {"messages": [{"role": "user"}]}),
     (
         "messages[0].content[0].type",
@@ -231,7 +238,10 @@ WRONG = [
             ]
         },
     ),
-    ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}),
+    (
+        "messages[0].tool_calls[0].function",
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+    ),
     ("chat_template_kwargs", {"extra_body": {"chat_template_kwargs": {"messages": []}}}),
     ("x-slo-ttft-ms", {"extra_headers": {"x-slo-ttft-ms": "fast"}}),
     ("x-deadline-ms", {"extra_headers": {"x-deadline-ms": "-1"}}),
@@ -246,15 +256,20 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: TextStage) ->
             error = raised.value
             assert (error.param, error.type) == (param, "invalid_request_error"), asked
         for param, asked in [
-            ("echo", {"echo": True}),
+            ("echo", {"echo": 1}),
             ("suffix", {"suffix": "x"}),
-            ("logprobs", {"logprobs": 0}),
-            ("best_of", {"best_of": 2}),
-            ("prompt", {"prompt": ["a", "b"]}),
+            ("logprobs", {"logprobs": 6}),
+            ("logprobs", {"logprobs": True}),
+            ("best_of", {"n": 3, "best_of": 2}),
+            ("best_of", {"best_of": 2, "stream": True}),
+            ("best_of", {"prompt": ["a", "b"], "best_of": 65}),
+            ("prompt", {"prompt": ["a"] * 65, "n": 2}),
+            ("prompt", {"prompt": ["a", ""]}),
+            ("prompt", {"prompt": ["a", 1]}),
             ("prompt", {"prompt": ""}),
             ("prompt", {"prompt": [1, 1000]}),
             ("prompt", {"prompt": [1, "a"]}),
-            ("prompt", {"prompt": [[1], [2]]}),
+            ("prompt", {"prompt": [[1], []]}),
             ("model", {"model": "toy"}),
         ]:
             with pytest.raises(openai.BadRequestError) as raised:
@@ -392,7 +407,7 @@ async def test_ids_and_objectives_travel_in_headers(running: TextStage) -> None:
         )
         with pytest.raises(openai.BadRequestError) as raised:
             await client.chat.completions.create(
-                **ASKED, n=2, extra_headers={"X-Request-Id": "wrong"}
+                **ASKED, n=0, extra_headers={"X-Request-Id": "wrong"}
             )
         assert raised.value.request_id == "wrong"
     await running.is_empty()

@@ -64,8 +64,9 @@ async def test_errors_are_typed(tmp_path: Path) -> None:
                 await client.messages.create(**(ASKED | {"model": "sentences"}))
             with pytest.raises(anthropic.BadRequestError, match="max_tokens: "):
                 await client.messages.create(**(ASKED | {"max_tokens": 0}))
-            with pytest.raises(anthropic.BadRequestError, match="tools: "):
-                await client.messages.create(**ASKED, tools=[{"name": "f", "input_schema": {}}])
+            with pytest.raises(anthropic.BadRequestError, match="thinking: "):
+                thinking = {"type": "enabled", "budget_tokens": 1024}
+                await client.messages.create(**(ASKED | {"max_tokens": 2048}), thinking=thinking)
             await client.messages.create(**ASKED)
             with pytest.raises(anthropic.RateLimitError):
                 await client.messages.create(**ASKED)

@@ -12,8 +12,9 @@ import pytest
 
 from catenary_gateway.openai_http.calls.bodies import SamplingBody
 from catenary_gateway.openai_http.completion_request import chat_of, completion_of
-from catenary_gateway.openai_http.description.openapi import _KNOWN_FIELDS
+from catenary_gateway.openai_http.description.openapi import _KNOWN_FORMS
 from catenary_gateway.openai_http.description.route_table import ReadBody
+from catenary_gateway.openai_http.parameters import PARAMETERS, ParameterKind
 from catenary_gateway.openai_http.paths import ROUTES
 from catenary_services.security.keys import add_key
 from generation_harness import TextStage
@@ -73,8 +74,18 @@ async def test_the_fields_of_bodies_are_those_that_are_checked(running: TextStag
 
 def test_forms_are_told_of_no_field_that_is_never_read() -> None:
     read = {name for r in ROUTES if isinstance(r.body, ReadBody) for name in r.body.names()}
-    assert set(_KNOWN_FIELDS) <= read
+    assert set(_KNOWN_FORMS) <= read
     assert set(SamplingBody.__struct_fields__) <= read
+
+
+@pytest.mark.parametrize("body", [r.body for r in ROUTES if isinstance(r.body, ReadBody)])
+def test_the_table_of_parameters_has_what_is_read(body: ReadBody) -> None:
+    taken = {
+        each.name
+        for each in PARAMETERS
+        if each.kind is ParameterKind.TAKEN and body.path in each.paths
+    }
+    assert set(body.names()) <= taken
 
 
 async def test_the_page_needs_no_script_and_nothing_from_elsewhere(running: TextStage) -> None:

@@ -212,8 +212,11 @@ WRONG = [
     ("temperature", {"temperature": 3}),
     ("top_p", {"top_p": 0}),
     ("top_k", {"top_k": -2}),
-    ("tools", {"tools": [{"name": "f", "input_schema": {}}]}),
+    ("tools[0].type", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("tools[0].name", {"tools": [{"name": "", "input_schema": {}}]}),
+    ("tools[0].input_schema", {"tools": [{"name": "f", "input_schema": 5}]}),
     ("tool_choice", {"tool_choice": {"type": "any"}}),
+    ("tool_choice.type", {"tool_choice": {"type": "all"}}),
     ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
     ("mcp_servers", {"mcp_servers": [{}]}),
 ]

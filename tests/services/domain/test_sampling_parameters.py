@@ -30,6 +30,8 @@ from catenary_services.grpc.sampling_messages import message_of_sampling, sampli
         ("logit_bias", ((-1, 1.0),)),
         ("logit_bias", ((3, 1.0), (3, 2.0))),
         ("logit_bias", tuple((token, 1.0) for token in range(1025))),
+        ("grammar", "\u20ac" * 21_846),
+        ("grammar", "\ud800"),
         ("seed", MAX_SEED + 1),
         ("stop", ("",)),
         ("stop", ("x",) * 17),
@@ -79,6 +81,7 @@ def test_parameters_survive_the_wire() -> None:
         frequency_penalty=2.0,
         min_p=0.125,
         logit_bias=((7, -100.0), (0, 0.5)),
+        grammar='start: "\u20ac"+',
     )
     assert sampling_of_message(message_of_sampling(parameters)) == parameters
 

@@ -37,6 +37,15 @@ def random_sampler(rng: np.random.Generator, vocabulary: int) -> SessionSampler:
         tokens = rng.choice(vocabulary, int(rng.integers(1, min(30, vocabulary))), replace=False)
         biases = rng.choice([-100.0, -1.5, 0.25, 3.0], len(tokens))
         values["logit_bias"] = tuple(zip(tokens.tolist(), biases.tolist(), strict=True))
+    if rng.random() < 0.15:
+        listed = rng.choice(vocabulary, int(rng.integers(1, vocabulary)), replace=True)
+        values["allowed_token_ids"] = tuple(listed[:1000].tolist())
+    if rng.random() < 0.15:
+        values["bad_token_ids"] = tuple(
+            tuple(rng.integers(0, vocabulary, int(rng.integers(1, 3))).tolist()) for _ in range(5)
+        )
+    if rng.random() < 0.2:
+        values["stop_token_ids"] = tuple(rng.integers(0, vocabulary, 3).tolist())
     history = rng.integers(0, vocabulary, int(rng.integers(1, 60))).tolist()
     seed = int(rng.integers(0, _WORD, dtype=np.uint64))
     parameters = SamplingParameters(seed=seed, **values)  # type: ignore[arg-type]
@@ -78,9 +87,11 @@ def chosen_one_by_one(logits: np.ndarray, sampler: SessionSampler) -> int:
         if times:
             x -= count(p.frequency_penalty) * times + count(p.presence_penalty)
         row[token] = x
+    banned = sampler.banned
     for token, x in enumerate(row):
-        too_early = sampler.is_early and token in sampler.ends
-        if too_early or (sampler.allowed is not None and not sampler.allowed[token]):
+        may_be = not p.allowed_token_ids or token in p.allowed_token_ids
+        may_be &= sampler.allowed is None or bool(sampler.allowed[token])
+        if token in banned or not may_be:
             row[token] = x * 0 - count(math.inf) if math.isfinite(x) else count(-math.inf)
     highest = max(row)
     if not math.isfinite(highest):

@@ -16,7 +16,11 @@ TEMPLATE = (
 )
 
 
-def tiny_tokenizer() -> Tokenizer:
+MORE = 259
+"""The token id of the first further special token."""
+
+
+def tiny_tokenizer(*more_special: str) -> Tokenizer:
     """A byte-level tokenizer without merges, so that characters and stop texts span tokens."""
     vocabulary = {"<|im_start|>": BEGIN, "<|im_end|>": END, "<|pad|>": PAD}
     # GPT-2's letters of the bytes, in their order: printable ones stand for themselves.
@@ -28,7 +32,7 @@ def tiny_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = ("<|im_start|>", "<|im_end|>", "<|pad|>")
+    special = ("<|im_start|>", "<|im_end|>", "<|pad|>", *more_special)
     tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
     return tokenizer
 
@@ -38,14 +42,28 @@ def tokens_of(text: str) -> list[int]:
     return [byte + 3 for byte in text.encode()]
 
 
-def text_model(root: Path, name: str = "tiny", version: str = "1") -> Path:
-    """Writes the folder of a model below a repository and returns it."""
+def text_model(
+    root: Path,
+    name: str = "tiny",
+    version: str = "1",
+    *,
+    template: str = TEMPLATE,
+    special: tuple[str, ...] = (),
+    settings: str = "",
+) -> Path:
+    """Writes the folder of a model below a repository and returns it.
+
+    `special` are further special tokens; `settings` are lines of its model.yaml, if it has one.
+    """
     folder = root / name / version
     folder.mkdir(parents=True)
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    tiny_tokenizer(*special).save(str(folder / "tokenizer.json"))
     begin = {"__type": "AddedToken", "content": "<|im_start|>", "special": True}
     config = {"eos_token": "<|im_end|>", "bos_token": begin}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 259}))
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": MORE + len(special)}))
+    if settings:
+        manifest = f"platform: decoder\nfile: model.safetensors\n{settings}\n"
+        (folder / "model.yaml").write_text(manifest)
     return folder

@@ -2,14 +2,16 @@
 
 Two chains serve the model, one over agents 0, 1 and 2, one over agents 3 and 4. Twenty streams are
 running on both when a process dies; each of them must end with exactly the tokens of an undisturbed
-run. Every agent is killed twice, one after the other, and the scheduler once.
+run. Every agent is killed twice, one after the other, and the scheduler once. Every second stream
+has a grammar.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import catenary
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from cluster_harness import RunningCluster, running_cluster
 from language_model import install
+from shared_helpers.choices import all_scored, assert_equal
 from small_models.prompts import PROMPTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -54,6 +57,11 @@ PLACEMENT = {
     ]
 }
 AGENTS = 5
+_PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+GRAMMAR = json.dumps(
+    {"grammars": [{"json_schema": {"type": "array", "items": _PERSON, "minItems": TOKENS}}]}
+)
+"""A list that is longer than any answer."""
 
 
 @dataclass
@@ -65,6 +73,7 @@ class Answer:
     finish_reason: str = ""
     completion_tokens: int = 0
     error: str = ""
+    text: str = ""
 
     @property
     def longest_pause_s(self) -> float:
@@ -93,16 +102,21 @@ def cluster(tmp_path: Path, models: Path) -> Iterator[RunningCluster]:
         yield running
 
 
-async def answer(stub: generation_pb2_grpc.GenerationStub, prompt: str) -> Answer:
+async def answer(
+    stub: generation_pb2_grpc.GenerationStub, prompt: str, grammar: str = ""
+) -> Answer:
     seen = Answer()
     request = generation_pb2.GenerateRequest(
         model=MODEL,
         messages=[generation_pb2.ChatMessage(role="user", content=prompt)],
-        sampling=generation_pb2.SamplingParameters(max_tokens=TOKENS, ignore_eos=True),
+        sampling=generation_pb2.SamplingParameters(
+            max_tokens=TOKENS, ignore_eos=True, grammar=grammar
+        ),
     )
     try:
         async for response in stub.Generate(request, timeout=180):
             seen.tokens += response.token_ids
+            seen.text += response.text
             seen.moments += [time.monotonic()] * len(response.token_ids)
             seen.finish_reason = response.finish_reason
             seen.completion_tokens = response.usage.completion_tokens
@@ -136,8 +150,36 @@ async def test_a_scheduler_killed_in_the_middle_of_answers_changes_no_token(
     await settled(cluster)
 
 
+async def test_choices_with_log_probabilities_survive_a_killed_agent(
+    cluster: RunningCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five chats with four choices each, sampled; an agent of either chain is killed."""
+    prompts, facts = PROMPTS[:5], {"model": MODEL, "n": 4, "seed": 11, "max_tokens": TOKENS}
+    expected = await all_scored(cluster.http, prompts, **facts)
+    choices = [choice for chat in expected for choice in chat]
+    assert len({choice.text for choice in choices}) == len(choices) == 20
+    assert all(len(choice.logprobs) >= len(choice.tokens) > 0 for choice in choices)
+    took = max(c.moments[-1] for c in choices) - min(c.moments[0] for c in choices)
+    for victim in ("agent-1", "agent-4"):
+        running = asyncio.create_task(all_scored(cluster.http, prompts, **facts))
+        await asyncio.wait([running], timeout=took / 2)
+        assert not running.done()
+        await asyncio.to_thread(kill, cluster, victim)
+        assert_equal(await running, expected)
+        await settled(cluster)
+    with capsys.disabled():
+        print(f"\nchoices: {len(choices)} of 4 each, {took:.1f} s undisturbed", end="")
+
+
 async def all_answers(stub: generation_pb2_grpc.GenerationStub) -> list[Answer]:
-    return list(await asyncio.gather(*(answer(stub, each) for each in PROMPTS[:SESSIONS])))
+    return list(await asyncio.gather(*all_of(stub)))
+
+
+def all_of(stub: generation_pb2_grpc.GenerationStub) -> list[Coroutine[None, None, Answer]]:
+    return [
+        answer(stub, prompt, GRAMMAR if number % 2 else "")
+        for number, prompt in enumerate(PROMPTS[:SESSIONS])
+    ]
 
 
 async def answers_with_kill(
@@ -146,7 +188,7 @@ async def answers_with_kill(
     undisturbed: list[Answer],
     victim: str,
 ) -> list[Answer]:
-    running = [asyncio.create_task(answer(stub, prompt)) for prompt in PROMPTS[:SESSIONS]]
+    running = [asyncio.create_task(each) for each in all_of(stub)]
     await half_of(running, undisturbed)
     await asyncio.to_thread(kill, cluster, victim)
     return list(await asyncio.gather(*running))
@@ -181,6 +223,7 @@ def nothing_was_lost(answers: list[Answer], undisturbed: list[Answer]) -> None:
     assert [each.tokens for each in answers] == [each.tokens for each in undisturbed]
     assert {each.finish_reason for each in answers} == {"length"}
     assert {each.completion_tokens for each in answers} == {TOKENS}
+    assert all(each.text.startswith('[{"name"') for each in answers[1::2]), answers[1].text
 
 
 async def half_of(running: list[asyncio.Task[Answer]], undisturbed: list[Answer]) -> None:

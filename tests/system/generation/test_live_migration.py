@@ -2,17 +2,20 @@
 
 Real processes, the real model, greedy answers. Every prompt is answered once undisturbed; then its
 session is moved by its caches and by its tokens, over rings that are cut differently, while agents
-of either side or the scheduler are killed, and while an agent is drained.
+of either side or the scheduler are killed, and while an agent is drained. Every second session has a
+grammar.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +25,8 @@ from catenary_lab.live.packing.figures import RESTART, Answer
 from catenary_lab.live.packing.load import MODES, Mover, answer_of
 from cluster_harness import RunningCluster, running_cluster
 from language_model import install
+from shared_helpers.choices import all_scored, assert_equal
+from small_models.prompts import PROMPTS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -30,6 +35,11 @@ SESSIONS = 6
 TOKENS = 96
 LONG = 192
 CONFIG = {"agent": {"threads": 1}, "scheduler": {"packing": "off"}}
+_PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+GRAMMAR = json.dumps(
+    {"grammars": [{"json_schema": {"type": "array", "items": _PERSON, "minItems": LONG}}]}
+)
+"""A list that is longer than any answer."""
 WHOLE = [[(agent, 0, 30)] for agent in range(3)]
 CUT = [[(0, 0, 17), (1, 17, 30)], [(2, 0, 9), (1, 9, 30)]]
 
@@ -50,7 +60,9 @@ class World:
 
     def ask(self, tokens: int = TOKENS) -> list[asyncio.Task[Answer]]:
         return [
-            asyncio.create_task(answer_of(self.client, MODEL, number, tokens))
+            asyncio.create_task(
+                answer_of(self.client, MODEL, number, tokens, GRAMMAR if number % 2 else "")
+            )
             for number in range(SESSIONS)
         ]
 
@@ -109,7 +121,7 @@ async def undisturbed(here: World, tokens: int = TOKENS) -> list[tuple[int, ...]
 
 
 async def moved_until(
-    here: World, mover: Mover, running: list[asyncio.Task[Answer]], enough: Callable[[], bool]
+    here: World, mover: Mover, running: Sequence[asyncio.Task[Any]], enough: Callable[[], bool]
 ) -> None:
     """Moves sessions until enough have moved, or the answers are there."""
     moving = asyncio.create_task(mover.run(lambda: None))
@@ -148,6 +160,22 @@ async def test_moved_sessions_answer_as_if_nothing_had_happened(
         stalls = [stall for each in answers for stall in each.stalls()]
         record_property("stalls_in_steps", stalls)
         print(f"moved {done}, stalls in steps {[(m, round(s, 2)) for m, s in stalls]}")
+        await here.everything_is_free()
+
+
+async def test_choices_with_log_probabilities_move(tmp_path: Path, models: Path) -> None:
+    """Two chats with four choices each, sampled, over rings that are cut differently."""
+    prompts, facts = PROMPTS[:2], {"model": MODEL, "n": 4, "seed": 5, "max_tokens": TOKENS}
+    async with world(tmp_path, models, CUT) as here:
+        expected = await all_scored(here.cluster.http, prompts, **facts)
+        assert len({choice.text for chat in expected for choice in chat}) == 8
+        mover = here.mover(wanted=6)
+        async with asyncio.timeout(240):
+            while not mover.is_done:
+                running = asyncio.create_task(all_scored(here.cluster.http, prompts, **facts))
+                await moved_until(here, mover, [running], lambda: mover.is_done)
+                assert_equal(await running, expected)
+        assert min(mover.done(mode) for mode in MODES) >= 3, mover.moved
         await here.everything_is_free()
 
 

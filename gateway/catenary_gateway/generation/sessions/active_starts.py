@@ -104,6 +104,12 @@ class ActiveStarts:
             False if some tokens are of a session whose rings do not include `sender`.
         """
         now_ns, planned = time.monotonic_ns(), True
+        for part in header.prompt_logprobs:
+            session = self._sessions.get(part.session_id)
+            if sender and not self._is_planned(part.session_id, session, sender):
+                planned = False
+            elif session is not None:
+                session.take_prompt(part)
         for token in header.session_tokens:
             session = self._sessions.get(token.session_id)
             if sender and not self._is_planned(token.session_id, session, sender):
@@ -125,6 +131,8 @@ class ActiveStarts:
             elif token.position > session.next_position:
                 # Links keep the order of frames, so a token in between was lost.
                 self._failed(session, start, _lost(session))
+            elif session.misses_prompt:
+                self._failed(session, start, _prompt_lost())
             else:
                 self._take(session, token, now_ns)
         return planned
@@ -291,6 +299,11 @@ def _why_again(session: PendingSession) -> str:
 
 def _lost(session: PendingSession) -> common_pb2.Failure:
     lost = PartitionLost(f"the token at {session.next_position} was lost")
+    return failure_of(lost, retryable=True)
+
+
+def _prompt_lost() -> common_pb2.Failure:
+    lost = PartitionLost("log probabilities of the prompt were lost")
     return failure_of(lost, retryable=True)
 
 

@@ -1,73 +1,24 @@
-"""One unanswered generation: its tokens so far, its starts, the text to be read, its time limits.
-
-There are limits for the first token, for each next one, and for all of the answer.
-"""
+"""One unanswered generation: its tokens so far, its starts, and the text to be read."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from dataclasses import dataclass
 
-from catenary_gateway.generation.request import AnswerChunk, GenerationRequest, StepTiming
+from catenary_gateway.generation.request import (
+    AnswerChunk,
+    GenerationRequest,
+    ScoredToken,
+    StepTiming,
+)
+from catenary_gateway.generation.sessions.limits import AnswerLimits
 from catenary_gateway.generation.sessions.start import SessionStart
 from catenary_gateway.generation.text.answer_text import AnswerText
-from catenary_gateway.inference import LONGEST_BUDGET_NS, RequestArrival
+from catenary_gateway.inference import RequestArrival
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
+from catenary_services.domain.logprobs import TokenLogprobs, unknown_logprobs
 from catenary_services.errors import CatenaryError
-from catenary_services.grpc.sampling_messages import message_of_sampling
-
-FIRST_TOKEN_NS = 300_000_000_000
-"""Nanoseconds from arrival to the first token, if neither the model nor the request names an
-objective."""
-SILENCE_NS = 60_000_000_000
-"""Nanoseconds without a further token after which an answer is given up. This is longer than the
-recovery from any loss of an agent, with time in the queue after it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerLimits:
-    """The time limits of one answer; points in time are on the monotonic clock.
-
-    An answer of a client that named no time for the whole of it may take up to
-    `LONGEST_BUDGET_NS`, as long as tokens keep coming.
-    """
-
-    whole_ns: int
-    """Time at which the whole answer must be complete."""
-    first_token_ns: int
-    """Time at which the first token must have come."""
-    silence_ns: int
-    """Nanoseconds that may pass without a further token."""
-
-    def due_ns(self, last_token_ns: int) -> int:
-        """Returns the time at which the answer is given up if no further token comes.
-
-        `last_token_ns` is 0 before the first token.
-        """
-        next_ns = last_token_ns + self.silence_ns if last_token_ns else self.first_token_ns
-        return min(self.whole_ns, next_ns)
-
-    def stage_at(self, now_ns: int, last_token_ns: int) -> str:
-        """Returns a phrase that says which of the limits has passed."""
-        if now_ns >= self.whole_ns:
-            return "the deadline passed"
-        if last_token_ns:
-            return f"no token came for {self.silence_ns / 1e9:g} s"
-        return "no first token came in time"
-
-
-def limits_of(request: GenerationRequest, arrival: RequestArrival, silence_ns: int) -> AnswerLimits:
-    """Returns the limits of a request.
-
-    The time for the whole answer is what the client says, in the request or as the deadline of its
-    call. The model's objective applies to the first token only.
-    """
-    said = [ns for ns in (request.options.deadline_ns, arrival.budget_ns) if ns is not None]
-    whole_ns = min(*said, LONGEST_BUDGET_NS) if said else LONGEST_BUDGET_NS
-    first_ns = max(request.model.default_slo_ns, request.options.time_to_first_token_ns or 0)
-    begins_ns = arrival.monotonic_ns
-    return AnswerLimits(begins_ns + whole_ns, begins_ns + (first_ns or FIRST_TOKEN_NS), silence_ns)
+from catenary_services.grpc.sampling_messages import logprobs_of_message, message_of_sampling
 
 
 class PendingSession:
@@ -84,6 +35,7 @@ class PendingSession:
         "_awake",
         "_read",
         "_ready",
+        "_scored",
         "_timings",
         "arrival",
         "current",
@@ -95,7 +47,9 @@ class PendingSession:
         "last_token_ns",
         "limits",
         "number",
+        "prompt_logprobs",
         "request",
+        "shares_prompt_of",
         "starts",
         "submitted_ns",
         "successors",
@@ -103,9 +57,24 @@ class PendingSession:
     )
 
     def __init__(
-        self, number: int, request: GenerationRequest, arrival: RequestArrival, limits: AnswerLimits
+        self,
+        number: int,
+        request: GenerationRequest,
+        arrival: RequestArrival,
+        limits: AnswerLimits,
+        shares_prompt_of: PendingSession | None = None,
     ) -> None:
+        """Begins without a start.
+
+        Args:
+            number: The number of the request.
+            request: The request.
+            arrival: When it came.
+            limits: The time limits of its answer.
+            shares_prompt_of: Another answer to the same prompt, whose caches of it agents may copy.
+        """
         self.number = number
+        self.shares_prompt_of = shares_prompt_of
         self.request = request
         self.arrival = arrival
         self.limits = limits
@@ -114,8 +83,16 @@ class PendingSession:
         self.starts: list[SessionStart] = []
         self.current: SessionStart | None = None
         self.successors: list[SessionStart] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """The log probabilities of the prompt's tokens, as far as they came: all but the first."""
+        sampling = request.sampling
         self.text = AnswerText(
-            request.codec.tokenizer, request.sampling.stop, request.sampling.min_tokens
+            request.codec.tokenizer,
+            sampling.stop,
+            sampling.min_tokens,
+            keeps_stop=sampling.include_stop_str_in_output,
+            skips_special=sampling.skip_special_tokens,
+            shown_tokens=request.syntax.shown_tokens,
         )
         self.first_token_ns = 0
         self.last_token_ns = 0
@@ -128,6 +105,7 @@ class PendingSession:
             # The client has this text already; the part held back is returned with the next tokens.
             self.text.push(token)
         self._timings: list[StepTiming] = []
+        self._scored: list[ScoredToken] = []
         self._awake = asyncio.Event()
 
     @property
@@ -202,8 +180,10 @@ class PendingSession:
         """Returns what the agents of a start must know, with the tokens generated so far."""
         request, trace = self.request, self.arrival.trace
         sampling = message_of_sampling(request.sampling)
-        # The gateway itself looks for stop texts, so agents need not have them.
-        del sampling.stop[:]
+        # What concerns text is the gateway's, so agents need not have it.
+        del sampling.stop[:], sampling.bad_words[:]
+        if self.generated:  # whoever sent a token of the answer had sent all of the prompt's
+            sampling.ClearField("prompt_logprobs")
         opening = frame_pb2.SessionOpening(
             gateway_id=gateway_id,
             request_id=self.number,
@@ -214,10 +194,23 @@ class PendingSession:
             budget_ns=self.limits.whole_ns - now_ns,
             traceparent=trace.traceparent if trace.sampled else "",
             timed=self.timed,
+            shares_prompt_of=self._shared_session(start),
         )
         opening.token_ids.extend(request.prompt)
         opening.token_ids.extend(self.generated)
         return opening
+
+    def _shared_session(self, start: SessionStart) -> int:
+        """Returns the session that has the same prompt on the same ring; 0 if none has.
+
+        A session that is started again reads everything itself, as does one whose prompt is scored.
+        """
+        other = self.shares_prompt_of.current if self.shares_prompt_of is not None else None
+        if other is None or not other.push_ns or len(self.starts) > 1 or self.generated:
+            return 0
+        if self.request.sampling.prompt_logprobs is not None or not start.has_ring_of(other):
+            return 0
+        return other.session_id
 
     def begin(self, start: SessionStart) -> None:
         """Registers a start: as a successor if it moves the current one, else as current."""
@@ -275,6 +268,26 @@ class PendingSession:
                 return start
         return None
 
+    @property
+    def misses_prompt(self) -> bool:
+        """True while log probabilities of the prompt are missing that precede the first token."""
+        if self.request.sampling.prompt_logprobs is None or self.generated:
+            return False
+        return len(self.prompt_logprobs) + 1 < len(self.request.prompt)
+
+    def take_prompt(self, part: frame_pb2.SessionPromptLogprobs) -> None:
+        """Appends log probabilities of the prompt, those that came before left out.
+
+        A session that is started again computes all of them once more.
+        """
+        known = len(self.prompt_logprobs)
+        if not self.misses_prompt or not 1 <= part.position <= known + 1:
+            return
+        fresh = part.logprobs[known + 1 - part.position :]
+        for token_id, each in zip(self.request.prompt[known + 1 :], fresh, strict=False):
+            most = self.request.sampling.prompt_logprobs
+            self.prompt_logprobs.append(logprobs_of_message(each, token_id, most))
+
     def take(self, token: frame_pb2.SessionToken, now_ns: int) -> None:
         """Appends the token of the next position; sets `finish_reason` if it is the last."""
         assert self.current is not None
@@ -294,7 +307,10 @@ class PendingSession:
             # The last agent should say so. An agent that does not must not make this list grow.
             reason = "length"
         # An end-of-text token has no text, even if the tokenizer decodes it to some.
-        text = self.text.push(token.token_id) if reason != "stop" else ""
+        is_text = reason != "stop" or self.request.sampling.include_stop_str_in_output
+        if self.request.sampling.logprobs is not None:
+            self._scored.append(self._scored_of(token, is_text=is_text))
+        text = self.text.push(token.token_id) if is_text else ""
         if reason and not self.text.stopped:
             text += self.text.end()
         if text:
@@ -333,8 +349,18 @@ class PendingSession:
             self.finish_reason,
             tuple(self._timings),
             self._read,
+            tuple(self._scored),
         )
         self._read = len(self.generated)
         self._ready.clear()
         self._timings.clear()
+        self._scored.clear()
         return piece
+
+    def _scored_of(self, token: frame_pb2.SessionToken, *, is_text: bool) -> ScoredToken:
+        if token.HasField("logprobs"):
+            most = self.request.sampling.logprobs
+            scored = logprobs_of_message(token.logprobs, token.token_id, most)
+        else:
+            scored = unknown_logprobs(token.token_id)
+        return ScoredToken(scored, self.text.length, is_text)

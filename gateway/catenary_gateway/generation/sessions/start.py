@@ -58,6 +58,13 @@ class SessionStart:
         """The hops that generate its tokens, in the order of their blocks."""
         return self.order.decode_route or self.order.route
 
+    def has_ring_of(self, other: SessionStart) -> bool:
+        """Returns True if all is computed where it is computed for another start."""
+        mine, its = self.order, other.order
+        if mine.epoch != its.epoch or mine.decode_route or its.decode_route:
+            return False
+        return [_place(hop) for hop in mine.route] == [_place(hop) for hop in its.route]
+
     @property
     def mode(self) -> str:
         """`BY_TOKENS` if a move sends tokens, else `BY_KV`."""
@@ -93,3 +100,7 @@ class SessionStart:
         for hop in map(HopTimes.of, timings):
             before = self.later_hops.get(hop.blocks)
             self.later_hops[hop.blocks] = hop if before is None else before.plus(hop)
+
+
+def _place(hop: common_pb2.Hop) -> tuple[str, int, int]:
+    return hop.agent_id, hop.first_block, hop.last_block

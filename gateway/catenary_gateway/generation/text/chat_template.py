@@ -20,9 +20,9 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from catenary_gateway.generation.forms.conversations import Message
 from catenary_services.errors import InvalidInput
 
-Message = Mapping[str, object]
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 
 
@@ -35,13 +35,19 @@ class ChatTemplate:
         Raises:
             jinja2.TemplateSyntaxError: The source is not a valid template.
         """
-        self._template = _environment().from_string(source)
+        environment = _environment()
+        self.source = source
+        self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
+        names = environment.parse(source).find_all(jinja2.nodes.Name)
+        self.shows_tools = any(each.name == "tools" and each.ctx == "load" for each in names)
+        """True if the template looks at the tools of a conversation."""
 
     def render(
         self,
         messages: Sequence[Message],
         variables: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
         *,
         add_generation_prompt: bool = True,
     ) -> str:
@@ -50,6 +56,7 @@ class ChatTemplate:
         Args:
             messages: JSON objects with "role" and "content".
             variables: Further JSON values for the template ("enable_thinking").
+            tools: Descriptions of tools, JSON objects.
             add_generation_prompt: False to leave out what stands before an answer.
 
         Raises:
@@ -63,7 +70,7 @@ class ChatTemplate:
             return self._template.render(
                 {**self._special_tokens, **chosen},
                 messages=plain,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )

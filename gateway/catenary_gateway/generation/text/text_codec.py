@@ -13,15 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from catenary_gateway.generation.text.chat_template import ChatTemplate, Message
+from catenary_gateway.generation.forms.conversations import Message
+from catenary_gateway.generation.forms.model_forms import ModelForms, forms_of
+from catenary_gateway.generation.forms.tool_use import ToolDefinition
+from catenary_gateway.generation.grammar.checker import GrammarChecker
 from catenary_gateway.generation.text.encoder_config import EncoderConfig
-from catenary_services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES
+from catenary_gateway.generation.text.model_templates import ModelTemplates, templates_in
+from catenary_gateway.generation.text.token_bytes import TokenBytes
+from catenary_services.bounded_files import LARGEST_JSON_BYTES
 from catenary_services.content.hashing import digests
 from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.ids import ModelKey
+from catenary_services.domain.model import RECOGNISED, ModelManifest
 from catenary_services.errors import (
     InvalidInput,
     ModelNotFound,
@@ -30,21 +35,13 @@ from catenary_services.errors import (
     Unavailable,
 )
 from catenary_services.log import get_logger
-from catenary_services.models.model_repository import ModelRepository
+from catenary_services.models.model_repository import ModelRepository, manifest_in
 
 _LONG_CHARACTERS = 2_000
 """Texts with more characters than this are encoded in a thread: a token takes about a
 microsecond."""
-_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-"""The special tokens that `transformers` passes to templates."""
+_UNREADABLE = (OSError, ValueError, InvalidInput, PlanError, ModelNotFound, Unavailable)
+"""Errors of files that cannot be read; they are no mistake of a caller."""
 
 _USUAL = EncoderConfig()
 
@@ -52,13 +49,14 @@ _log = get_logger("catenary_gateway.generation")
 
 
 class TextCodec:
-    """One model's tokenizer and chat template."""
+    """One model's tokenizer and chat templates, and the forms of its answers."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        templates: ModelTemplates | None,
         vocabulary_size: int = 0,
+        manifest: ModelManifest | None = None,
         encoder: EncoderConfig = _USUAL,
     ) -> None:
         tokenizer.no_truncation()
@@ -66,20 +64,28 @@ class TextCodec:
         self.tokenizer = tokenizer
         self.encoder = encoder
         """The use of its answers, if the model is an encoder."""
-        self._template = template
+        self._templates = templates
+        self.forms = _forms_of(tokenizer, templates, manifest)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocabulary_size = vocabulary_size or max(vocabulary.values(), default=-1) + 1
         """All token ids lie below this. It is the number of rows of the embedding, which may exceed
         the number of tokens."""
         self._longest_token = max(map(len, vocabulary), default=1)
+        self._token_bytes = TokenBytes(tokenizer)
 
     @classmethod
-    def load(cls, folder: Path, reading: VerifiedReading | None = None) -> TextCodec:
+    def load(
+        cls,
+        folder: Path,
+        reading: VerifiedReading | None = None,
+        manifest: ModelManifest | None = None,
+    ) -> TextCodec:
         """Reads the files of a model's folder, which takes a while.
 
         Args:
             folder: The folder of the model.
             reading: The check of the files; None to use them unchecked.
+            manifest: The model's settings; None if it has none.
 
         Raises:
             OSError: There is no tokenizer.json.
@@ -93,24 +99,21 @@ class TextCodec:
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"tokenizer.json: {error}") from None
         config = _document(files, "tokenizer_config.json")
-        source = _template_source(files, config)
-        try:
-            template = None if source is None else ChatTemplate(source, _special_tokens(config))
-        except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"chat template, line {error.lineno}: {error}") from None
+        templates = templates_in(files, config)
         described = _document(files, "config.json")
         size = described.get("vocab_size")
         return cls(
             tokenizer,
-            template,
+            templates,
             size if isinstance(size, int) else 0,
+            manifest,
             EncoderConfig.of(described),
         )
 
     @property
     def chats(self) -> bool:
         """True if there is a chat template."""
-        return self._template is not None
+        return self._templates is not None
 
     def most_characters(self, tokens: int) -> int:
         """Returns the most characters of a text of `tokens` tokens.
@@ -123,18 +126,26 @@ class TextCodec:
         self,
         messages: Sequence[Message],
         variables: Mapping[str, object],
+        tools: Sequence[ToolDefinition] = (),
         *,
         add_generation_prompt: bool = True,
     ) -> str:
         """Returns a conversation as the text that the model continues.
 
         Raises:
-            InvalidInput: There is no template, or it refuses the conversation.
+            InvalidInput: There is no template, or it refuses the conversation; or there are tools,
+                and the model calls none.
         """
-        if self._template is None:
+        if self._templates is None:
             raise InvalidInput("messages", "this model has no chat template; send it a prompt")
-        return self._template.render(
-            messages, variables, add_generation_prompt=add_generation_prompt
+        if tools and self.forms.tools is None:
+            raise InvalidInput("tools", "this model calls no tools (its tool_parser is none)")
+        return self._templates.render(
+            messages,
+            variables,
+            tools,
+            self.forms.tools,
+            add_generation_prompt=add_generation_prompt,
         )
 
     async def encode(self, text: str, *, special_tokens: bool) -> list[int]:
@@ -147,18 +158,26 @@ class TextCodec:
         """
         if len(text) <= _LONG_CHARACTERS:
             return self.encode_now(text, special_tokens=special_tokens)
-        return await asyncio.to_thread(self._encode_aside, text, special_tokens)
+        (ids,) = await asyncio.to_thread(self._encode_aside, [text], special_tokens)
+        return ids
+
+    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of each text, without any around it."""
+        return await asyncio.to_thread(self._encode_aside, texts, False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns what a token adds to a text, in UTF-8; it may be a part of a character."""
+        return self._token_bytes.of(token_id)
 
     def encode_now(self, text: str, *, special_tokens: bool) -> list[int]:
         """Returns the tokens of a text, encoded on this thread."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
         return ids
 
-    def _encode_aside(self, text: str, special_tokens: bool) -> list[int]:
+    def _encode_aside(self, texts: Sequence[str], special_tokens: bool) -> list[list[int]]:
         # Only the library's functions for batches release the interpreter lock.
-        (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
-        ids: list[int] = encoded.ids
-        return ids
+        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)
+        return [each.ids for each in encoded]
 
 
 class TextCodecs:
@@ -167,6 +186,8 @@ class TextCodecs:
     def __init__(self, repository: Path) -> None:
         self.repository = ModelRepository(repository)
         """The models; whatever brings in missing files supplies them to it."""
+        self.grammars = GrammarChecker()
+        """What tries out the grammars that answers are to match."""
         self.prepare: Callable[[ModelKey], None] = lambda model: None
         """Called on a thread before the files of a model are read."""
         self._loads: dict[ModelKey, asyncio.Future[TextCodec]] = {}
@@ -188,7 +209,7 @@ class TextCodecs:
         try:
             # A caller that is cancelled must not cancel the reading that others wait for.
             return await asyncio.shield(self._load(model))
-        except (OSError, ValueError, PlanError, ModelNotFound, Unavailable) as error:
+        except _UNREADABLE as error:
             raise NoActivePlan(
                 f"model {model} cannot be asked here: its tokenizer files cannot be read",
                 details={"model": str(model)},
@@ -210,7 +231,11 @@ class TextCodecs:
     def _read(self, model: ModelKey) -> TextCodec:
         self.prepare(model)
         with self.repository.reading(model) as reading:
-            return TextCodec.load(self.repository.folder(model), reading)
+            try:
+                manifest = manifest_in(reading, model)
+            except FileNotFoundError:
+                manifest = None
+            return TextCodec.load(self.repository.folder(model), reading, manifest)
 
     def _loaded(self, model: ModelKey, load: asyncio.Future[TextCodec]) -> None:
         if load.cancelled() or load.exception() is not None:
@@ -235,25 +260,14 @@ def _document(files: VerifiedReading, name: str) -> dict[str, Any]:
     return document
 
 
-def _template_source(files: VerifiedReading, config: Mapping[str, Any]) -> str | None:
-    try:
-        return files.content("chat_template.jinja", LARGEST_TEMPLATE_BYTES).decode()
-    except FileNotFoundError:
-        source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {each["name"]: each["template"] for each in source}
-        source = named.get("default")
-    if source is not None and not isinstance(source, str):
-        raise ValueError("tokenizer_config.json: chat_template is not a text")
-    return source
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in _SPECIAL_TOKENS:
-        token = config.get(name)
-        if isinstance(token, dict):
-            token = token.get("content")
-        if isinstance(token, str):
-            found[name] = token
-    return found
+def _forms_of(
+    tokenizer: Tokenizer, templates: ModelTemplates | None, manifest: ModelManifest | None
+) -> ModelForms:
+    added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
+    return forms_of(
+        templates.tools.source if templates is not None else "",
+        {token.content: number for number, token in added.items() if token.special},
+        shows_tools=templates is not None and templates.tools.shows_tools,
+        tool_parser=manifest.tool_parser if manifest is not None else RECOGNISED,
+        reasoning_parser=manifest.reasoning_parser if manifest is not None else RECOGNISED,
+    )

@@ -8,14 +8,14 @@ from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.generation.intake import prompt_tokens
 from catenary_gateway.openai_http.anthropic.message_answers import MessageWriter
 from catenary_gateway.openai_http.anthropic.message_request import (
-    FIELD_NAMES,
     conversation_of,
     message_of,
+    name_of_field,
 )
 from catenary_gateway.openai_http.calls.event_streams import (
     prediction_headers,
-    stream_events,
-    whole_text,
+    stream_items,
+    write_items,
 )
 from catenary_gateway.openai_http.calls.prompt_calls import PromptCall, fields_called, read_call
 from catenary_services.errors import InvalidInput
@@ -26,26 +26,27 @@ _OWN_ID = "request-id"
 
 async def answer_message(request: web.Request) -> web.StreamResponse:
     """Answers a conversation in Anthropic's form."""
-    with fields_called(FIELD_NAMES):
+    with fields_called(name_of_field):
         async with (
             read_call(request, message_of) as (call, wanted),
-            call.generation(wanted) as generation,
+            call.answer(wanted) as stream,
         ):
             writer, headers = MessageWriter(wanted.model), _headers(call)
             if wanted.stream:
-                return await stream_events(request, headers, generation, writer)
-            document = writer.whole(generation, *await whole_text(generation))
-            headers |= prediction_headers(generation)
-    return json_response(document, headers=headers)
+                return await stream_items(request, headers, stream, writer)
+            await write_items(stream, writer)
+            headers |= prediction_headers(stream)
+    return json_response(writer.document, headers=headers)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
     """Counts the tokens of a conversation, as the model would be given it."""
-    async with read_call(request, conversation_of) as (call, wanted):
-        model, codec = await call.pipeline.codec(call.principal, wanted.model)
-        if not model.generates:
-            raise InvalidInput("model", f"{model.key.name!r} does not generate text")
-        ids = await prompt_tokens(model, codec, wanted.prompt, "messages")
+    with fields_called(name_of_field):
+        async with read_call(request, conversation_of) as (call, wanted):
+            model, codec = await call.pipeline.codec(call.principal, wanted.model)
+            if not model.generates:
+                raise InvalidInput("model", f"{model.key.name!r} does not generate text")
+            ids, _ = await prompt_tokens(model, codec, wanted.prompts[0], "messages")
     return json_response({"input_tokens": len(ids)}, headers=_headers(call))
 
 

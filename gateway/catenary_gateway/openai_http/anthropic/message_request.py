@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any
 
 import msgspec
 
-from catenary_gateway.generation.text.chat_template import Message
+from catenary_gateway.openai_http.anthropic.message_input import (
+    Block,
+    MessageTurn,
+    chat_messages,
+    chat_tool_choice,
+    chat_tools,
+)
 from catenary_gateway.openai_http.calls.bodies import ModelName, refuse, typed
-from catenary_gateway.openai_http.completion_request import CompletionRequest, Fields, chat_of
-from catenary_services.errors import InvalidInput
+from catenary_gateway.openai_http.calls.prompt_calls import fields_called
+from catenary_gateway.openai_http.completion_request import CompletionRequest, chat_of
+from catenary_gateway.openai_http.fields import Fields
 
-FIELD_NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
-"""The names of fields here, by those in a chat completion."""
+_NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
+_FUNCTION = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
 _REFUSED = {
     "container": ((), "is not offered"),
     "context_management": (({},), "is not offered: nothing of a conversation is left out"),
-    "mcp_servers": (([],), "is not offered: no tool can be called"),
+    "mcp_servers": (([],), "is not offered: tools are the client's"),
     "output_config": (({},), "is not offered"),
     "output_format": ((), "is not offered beyond plain text"),
     "thinking": (({"type": "disabled"},), "is not offered"),
-    "tool_choice": (({"type": "auto"}, {"type": "none"}), "is not offered: no tool can be called"),
-    "tools": (([],), "is not offered: no tool can be called"),
 }
 """What would change the answer and is not offered, with the values that change nothing."""
-Block = dict[str, Any]
 
 
-class MessageTurn(msgspec.Struct):
-    """One message of a conversation."""
-
-    role: Literal["user", "assistant"]
-    content: str | list[Block]
+def name_of_field(name: str) -> str:
+    """Returns the name that a field of a chat completion has in the body of a message."""
+    if name in _NAMES:
+        return _NAMES[name]
+    return _FUNCTION.sub(r"\1", name).replace("].parameters", "].input_schema")
 
 
 class ConversationBody(msgspec.Struct, kw_only=True):
@@ -45,32 +50,38 @@ class ConversationBody(msgspec.Struct, kw_only=True):
     system: Annotated[
         str | list[Block], msgspec.Meta(description="The system message: a text, or text blocks.")
     ] = ""
+    tools: Annotated[list[Block], msgspec.Meta(description="Tools that it may call.")] = (
+        msgspec.field(default_factory=list)
+    )
+    tool_choice: Annotated[
+        Block, msgspec.Meta(description="`type`: auto, any, none, or tool with its `name`.")
+    ] = msgspec.field(default_factory=lambda: {"type": "auto"})
 
 
 class MessageBody(ConversationBody, kw_only=True):
     """The body of a request for a message."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    stop_sequences: list[str] = []
+    stop_sequences: list[str] = msgspec.field(default_factory=list)
     stream: bool = False
     temperature: Annotated[float, msgspec.Meta(description="0 is greedy.")] = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    metadata: Annotated[dict[str, Any], msgspec.Meta(description="Ignored.")] = {}
+    metadata: Annotated[dict[str, Any], msgspec.Meta(description="Ignored.")] = msgspec.field(
+        default_factory=dict
+    )
 
 
 def message_of(fields: Fields) -> CompletionRequest:
     """Returns the request in the fields of a body.
 
     Raises:
-        InvalidInput: A field is missing, wrong, or asks for what is not offered; a value out of its
-            range has the field's name in chats.
+        InvalidInput: A field is missing, wrong, or asks for what is not offered; one that chats
+            have has its name there (`name_of_field`).
     """
     refuse(fields, _REFUSED)
     body = typed(fields, MessageBody)
-    chat = {
-        "model": body.model,
-        "messages": _conversation(body),
+    chat = _conversation(body) | {
         "max_completion_tokens": body.max_tokens,
         "stop": body.stop_sequences or None,
         "stream": body.stream,
@@ -78,7 +89,7 @@ def message_of(fields: Fields) -> CompletionRequest:
         "top_p": body.top_p,
         "top_k": body.top_k,
     }
-    return chat_of(chat)
+    return _checked(chat)
 
 
 def conversation_of(fields: Fields) -> CompletionRequest:
@@ -88,40 +99,21 @@ def conversation_of(fields: Fields) -> CompletionRequest:
         InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
     refuse(fields, _REFUSED)
-    body = typed(fields, ConversationBody)
-    return chat_of({"model": body.model, "messages": _conversation(body)})
+    return _checked(_conversation(typed(fields, ConversationBody)))
 
 
-def _conversation(body: ConversationBody) -> list[Message]:
-    """Returns the messages of a chat, in which users and assistants take turns."""
-    found: list[dict[str, Any]] = []
-    if body.system:
-        found.append({"role": "system", "content": _text(body.system, "system")})
-    for at, turn in enumerate(body.messages):
-        text = _text(turn.content, f"messages[{at}].content")
-        if found and found[-1]["role"] == turn.role:
-            # Messages of one role in a row are one turn, as Anthropic has it.
-            found[-1]["content"] += "\n" + text
-        else:
-            found.append({"role": turn.role, "content": text})
-    if body.messages[-1].role != "user":
-        last = f"messages[{len(body.messages) - 1}].role"
-        raise InvalidInput(last, "must be user: the beginning of an answer cannot be given")
-    return list(found)
+def _checked(chat: Fields) -> CompletionRequest:
+    # Messages of a chat are not one for one those of the body, so the error cannot say which it is.
+    with fields_called(lambda name: "messages" if name.startswith("messages[") else name):
+        return chat_of(chat)
 
 
-def _text(content: str | list[Block], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(_block_text(block, f"{where}[{at}]") for at, block in enumerate(content))
-
-
-def _block_text(block: Block, where: str) -> str:
-    kind = block.get("type")
-    if kind != "text":
-        shown = kind[:40] if isinstance(kind, str) else "?"
-        raise InvalidInput(f"{where}.type", f"{shown!r} is not offered: only text is read")
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise InvalidInput(f"{where}.text", "must be a text")
-    return text
+def _conversation(body: ConversationBody) -> dict[str, Any]:
+    choice, parallel = chat_tool_choice(body.tool_choice)
+    return {
+        "model": body.model,
+        "messages": chat_messages(body.system, body.messages),
+        "tools": chat_tools(body.tools),
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+    }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
 
+from catenary_gateway.generation.forms.events import AnswerEvent, AnswerParser
 from catenary_gateway.generation.plane import GenerationStream
+from catenary_gateway.generation.request import AnswerChunk
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc.error_tables import error_of_exception
 
@@ -75,19 +78,22 @@ async def send(response: web.StreamResponse, event: bytes) -> None:
         await response.write(event)
 
 
-class EventWriter(Protocol):
-    """A writer of the events of one answer, in the form of one protocol."""
+class ItemWriter(Protocol):
+    """A writer of one answer in the form of one protocol, whole or event by event.
 
-    def begin(self, generation: GenerationStream) -> Iterable[bytes]:
-        """Yields the events before the first text."""
+    An answer is a row of items: text, reasoning, and calls of tools.
+    """
+
+    def begin(self, stream: GenerationStream) -> Iterable[bytes]:
+        """Yields the events before the first item."""
         ...
 
-    def text(self, text: str) -> Iterable[bytes]:
-        """Yields the events of new text."""
+    def take(self, event: AnswerEvent) -> Iterable[bytes]:
+        """Takes what comes next in the answer, and yields the events that tell of it."""
         ...
 
-    def end(self, generation: GenerationStream, finish_reason: str) -> Iterable[bytes]:
-        """Yields the events after the last text."""
+    def end(self, stream: GenerationStream, finish_reason: str) -> Iterable[bytes]:
+        """Takes the end of the answer, and yields the events after the last item."""
         ...
 
     def failed(self, error: CatenaryError) -> Iterable[bytes]:
@@ -95,51 +101,58 @@ class EventWriter(Protocol):
         ...
 
 
-async def stream_events(
-    request: web.Request,
-    headers: Mapping[str, str],
-    generation: GenerationStream,
-    writer: EventWriter,
+async def stream_items(
+    request: web.Request, headers: Mapping[str, str], stream: GenerationStream, writer: ItemWriter
 ) -> web.StreamResponse:
     """Streams an answer in the form of `writer`, after waiting for its first token.
 
     Raises:
         CatenaryError: The generation failed before its first token; the status can still say so.
     """
-    first = await generation.next()
+    first = await stream.next()
 
     async def write(response: web.StreamResponse) -> None:
+        parser = stream.request.syntax.parser()
         piece, reason = first, ""
-        for event in writer.begin(generation):
+        for event in writer.begin(stream):
             await send(response, event)
         while piece is not None:
-            for event in writer.text(piece.text) if piece.text else ():
-                await send(response, event)
             reason = piece.finish_reason
-            if reason:
-                break
+            for taken in _events(parser, piece):
+                for event in writer.take(taken):
+                    await send(response, event)
             try:
-                piece = await generation.next()
+                piece = await stream.next()
             except Exception as exc:
                 # The status was sent long ago, so the error is sent as the last event.
                 for event in writer.failed(error_of_exception(exc)):
                     await send(response, event)
                 return
-        for event in writer.end(generation, reason):
+        for event in writer.end(stream, reason):
             await send(response, event)
 
-    return await streamed(request, {**headers, **prediction_headers(generation)}, write)
+    return await streamed(request, {**headers, **prediction_headers(stream)}, write)
 
 
-async def whole_text(generation: GenerationStream) -> tuple[str, str]:
-    """Returns the text of an answer and the reason of its end, after waiting for all of it.
+async def write_items(stream: GenerationStream, writer: ItemWriter) -> None:
+    """Has `writer` take a whole answer, after waiting for all of it.
 
     Raises:
         CatenaryError: The generation failed.
     """
-    parts: list[str] = []
-    finish_reason = ""
-    while (piece := await generation.next()) is not None:
-        parts.append(piece.text)
-        finish_reason = piece.finish_reason
-    return "".join(parts), finish_reason
+    parser, reason = stream.request.syntax.parser(), ""
+    _exhaust(writer.begin(stream))
+    while (piece := await stream.next()) is not None:
+        reason = piece.finish_reason
+        for event in _events(parser, piece):
+            _exhaust(writer.take(event))
+    _exhaust(writer.end(stream, reason))
+
+
+def _exhaust(events: Iterable[bytes]) -> None:
+    deque(events, maxlen=0)  # a generator works as it is read
+
+
+def _events(parser: AnswerParser, piece: AnswerChunk) -> list[AnswerEvent]:
+    pushed = list(parser.push(piece.text))
+    return [*pushed, *parser.end()] if piece.finish_reason else pushed

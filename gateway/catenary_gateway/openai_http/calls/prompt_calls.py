@@ -17,10 +17,12 @@ from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
 from catenary_gateway.admission.request_pipeline import RequestPipeline, caller
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of, require_announced
 from catenary_gateway.endpoints.http_calls import PIPELINE, REQUEST_ID, enter, request_id_of
+from catenary_gateway.generation.choices import ChoiceStreams
 from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import GenerationOptions
 from catenary_gateway.inference import RequestArrival
-from catenary_gateway.openai_http.completion_request import CompletionRequest, Fields
+from catenary_gateway.openai_http.completion_request import CompletionRequest
+from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.tensors.json_documents import document_of
 from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import InvalidInput
@@ -50,8 +52,8 @@ class PromptCall:
         return {REQUEST_ID: self.id}
 
     @asynccontextmanager
-    async def generation(self, wanted: CompletionRequest) -> AsyncIterator[GenerationStream]:
-        """Yields the stream of the answer to a completion or chat, which ends with the block.
+    async def answers(self, wanted: CompletionRequest) -> AsyncIterator[ChoiceStreams]:
+        """Yields the answers to a completion or chat, which end with the block.
 
         Raises:
             CatenaryError: The caller may not have an answer, or the request does not fit the model.
@@ -61,13 +63,29 @@ class PromptCall:
             time_to_first_token_ns=duration_ns(self.request, "x-slo-ttft-ms"),
             time_per_output_token_ns=duration_ns(self.request, "x-slo-tpot-ms"),
             priority=wanted.priority,
+            grammar_field=wanted.grammar_field,
         )
         with self.pipeline.admit_generation(self.principal, wanted.model) as admitted:
             opened = await admitted.generate(
-                self.id, wanted.prompt, wanted.sampling, options, self.arrival
+                self.id,
+                wanted.prompts,
+                wanted.sampling,
+                options,
+                self.arrival,
+                wanted.generated,
             )
-            with opened as generation:
-                yield generation
+            with opened as answers:
+                yield answers
+
+    @asynccontextmanager
+    async def answer(self, wanted: CompletionRequest) -> AsyncIterator[GenerationStream]:
+        """Yields the one answer to a chat of which one is wanted; see `answers`.
+
+        Raises:
+            CatenaryError: The caller may not have an answer, or the request does not fit the model.
+        """
+        async with self.answers(wanted) as answers:
+            yield answers.streams[0]
 
 
 @asynccontextmanager
@@ -94,11 +112,11 @@ async def read_call(
 
 
 @contextmanager
-def fields_called(names: dict[str, str]) -> Iterator[None]:
+def fields_called(name_of: Callable[[str], str]) -> Iterator[None]:
     """Has errors within the block name fields as the caller's protocol calls them.
 
     Args:
-        names: The caller's names by those of a chat completion.
+        name_of: Returns the caller's name of a field of a chat completion.
 
     Raises:
         InvalidInput: The error, with the caller's name.
@@ -106,8 +124,8 @@ def fields_called(names: dict[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        name = names.get(error.field)
-        if name is None:
+        name = name_of(error.field)
+        if name == error.field:
             raise
         renamed = InvalidInput(name, error.message.removeprefix(f"{error.field}: "))
         renamed.details.update({k: v for k, v in error.details.items() if k != "field"})

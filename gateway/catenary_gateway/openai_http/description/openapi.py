@@ -12,22 +12,24 @@ from aiohttp import web
 from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.openai_http.calls.bodies import SamplingBody
 from catenary_gateway.openai_http.description.route_table import HttpRoute, ReadBody, summary_of
+from catenary_gateway.openai_http.parameters import PARAMETERS
 
 Document = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _TEXT, _FLAG, _NUMBER = {"type": "string"}, {"type": "boolean"}, {"type": "integer"}
-_KNOWN_FIELDS: dict[str, Document] = {
-    "model": {**_TEXT, "description": "A model, as `name` or `name:version`."},
+_KNOWN_FORMS: dict[str, Document] = {
+    "model": _TEXT,
     "messages": {"type": "array", "items": {"type": "object"}, "minItems": 1},
-    "prompt": {"description": "A text, token ids, or a list of one of these."},
+    "tools": {"type": "array", "items": {"type": "object"}},
     "max_tokens": {**_NUMBER, "minimum": 1},
     "max_completion_tokens": {**_NUMBER, "minimum": 1},
-    "stop": {"description": "A text that ends an answer, or a list of them."},
+    "n": {**_NUMBER, "minimum": 1},
     "stream": _FLAG,
     "stream_options": {"type": "object"},
+    "response_format": {"type": "object"},
 }
-"""Schemas of fields that functions read, beside those of sampling; others have any form."""
+"""Forms of fields that functions read, beside those of sampling; others have any form."""
 
 
 def openapi_document(routes: Iterable[HttpRoute], others: Iterable[web.RouteDef]) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def openapi_document(routes: Iterable[HttpRoute], others: Iterable[web.RouteDef]
     paths: dict[str, Document] = {}
     for route in routes:
         if isinstance(route.body, ReadBody):
-            schemas[_name_of(route)] = _read_schema(route.body, {**sampling, **_KNOWN_FIELDS})
+            schemas[_name_of(route)] = _read_schema(route.body, {**sampling, **_KNOWN_FORMS})
         place = paths.setdefault(route.path, {})
         place[route.method.lower()] = _operation(route)
     for other in others:
@@ -100,6 +102,9 @@ def _name_of(route: HttpRoute) -> str:
     return route.body.__name__
 
 
-def _read_schema(body: ReadBody, known: dict[str, Document]) -> Document:
-    properties = {name: known.get(name, {}) for name in body.names()}
+def _read_schema(body: ReadBody, forms: dict[str, Document]) -> Document:
+    said = {each.name: each.text for each in PARAMETERS if body.path in each.paths}
+    properties = {
+        name: {**forms.get(name, {}), "description": said.get(name, "")} for name in body.names()
+    }
     return {"type": "object", "properties": properties, "required": list(body.sample)}

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from catenary_gateway.openai_http.completion_request import CompletionRequest, Fields
+from catenary_gateway.openai_http.completion_request import CompletionRequest
+from catenary_gateway.openai_http.fields import Fields
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _DEFINED: Mapping[str, Callable[[str, Handler], web.RouteDef]] = {
@@ -24,6 +25,8 @@ class ReadBody:
     """A body that a function reads field by field: what it looks at are its fields."""
 
     read: Callable[[Fields], CompletionRequest]
+    path: str
+    """The path in the table of parameters, which says what they are: "chat" or "completions"."""
     sample: Mapping[str, Any]
     """The shortest body that it takes."""
 

@@ -14,7 +14,6 @@ from catenary_gateway.catalog import EMBEDDING, Model
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP
 from catenary_gateway.generation.text.encoder_config import EncoderConfig
 from catenary_gateway.openai_http.calls.bodies import refuse, typed
-from catenary_gateway.openai_http.completion_request import Fields
 from catenary_gateway.openai_http.encoders.encoder_calls import (
     CUT,
     EncoderAnswer,
@@ -25,6 +24,7 @@ from catenary_gateway.openai_http.encoders.encoder_calls import (
     require_some,
     usage_of,
 )
+from catenary_gateway.openai_http.fields import Fields
 from catenary_services.errors import InvalidInput
 
 _BASE64 = "base64"

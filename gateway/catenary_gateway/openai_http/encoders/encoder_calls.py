@@ -24,7 +24,7 @@ from catenary_gateway.openai_http.calls.prompt_calls import (
     fields_called,
     read_call,
 )
-from catenary_gateway.openai_http.completion_request import Fields
+from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.tensors.raw_tensors import object_array
 from catenary_services.errors import InvalidInput
 
@@ -165,7 +165,8 @@ async def encoder_call(
         CatenaryError: The caller is refused, or the body is wrong.
     """
     async with read_call(request, read) as (call, wanted):
-        with fields_called({"text": field, "model_name": "model"}):
+        names = {"text": field, "model_name": "model"}
+        with fields_called(lambda name: names.get(name, name)):
             admitted = call.pipeline.admit_texts(call.principal, wanted.model, call.permit)
             with admitted:
                 yield EncoderCall(call, admitted, -wanted.priority), wanted

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.openai_http.calls.bodies import refuse, typed
-from catenary_gateway.openai_http.completion_request import Fields
 from catenary_gateway.openai_http.encoders.encoder_calls import (
     CUT,
     EncoderBody,
@@ -19,6 +18,7 @@ from catenary_gateway.openai_http.encoders.encoder_calls import (
     usage_of,
 )
 from catenary_gateway.openai_http.encoders.scores import Activation, score
+from catenary_gateway.openai_http.fields import Fields
 
 
 class DocumentText(msgspec.Struct):

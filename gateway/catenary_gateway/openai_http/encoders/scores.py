@@ -19,7 +19,6 @@ from catenary_gateway.catalog import EMBEDDING, LOGITS
 from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.generation.text.encoder_config import IDENTITY, SIGMOID
 from catenary_gateway.openai_http.calls.bodies import refuse, typed
-from catenary_gateway.openai_http.completion_request import Fields
 from catenary_gateway.openai_http.encoders.encoder_calls import (
     CUT,
     EncoderBody,
@@ -30,6 +29,7 @@ from catenary_gateway.openai_http.encoders.encoder_calls import (
     require_some,
     usage_of,
 )
+from catenary_gateway.openai_http.fields import Fields
 from catenary_services.errors import InvalidInput
 
 _LEAST = 1e-8

@@ -14,7 +14,8 @@ from catenary_gateway.generation.request import ChatPrompt
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_gateway.openai_http.calls.bodies import ModelName, refuse, typed
 from catenary_gateway.openai_http.calls.prompt_calls import read_call
-from catenary_gateway.openai_http.completion_request import Fields, chat_of
+from catenary_gateway.openai_http.completion_request import chat_of
+from catenary_gateway.openai_http.fields import Fields
 from catenary_services.errors import InvalidInput
 
 MOST_CHARACTERS = 1 << 20
@@ -108,7 +109,7 @@ def _text(codec: TextCodec, body: TokenizeBody) -> tuple[str, str]:
             "messages": body.messages,
             "chat_template_kwargs": body.chat_template_kwargs,
         }
-    ).prompt
+    ).prompts[0]
     assert isinstance(chat, ChatPrompt)
     if sum(len(str(each["content"])) for each in chat.messages) > MOST_CHARACTERS:
         # A template blocks the event loop, so what is too long is refused before.

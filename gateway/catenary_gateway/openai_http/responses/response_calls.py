@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import enter, json_response
-from catenary_gateway.generation.text.chat_template import Message
+from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.openai_http.calls.event_streams import (
     prediction_headers,
-    stream_events,
-    whole_text,
+    stream_items,
+    write_items,
 )
 from catenary_gateway.openai_http.calls.prompt_calls import fields_called, read_call
-from catenary_gateway.openai_http.responses.response_answers import Document, ResponseWriter
+from catenary_gateway.openai_http.responses.response_answers import ResponseWriter
+from catenary_gateway.openai_http.responses.response_items import Document
 from catenary_gateway.openai_http.responses.response_request import (
-    FIELD_NAMES,
     ResponseRequest,
+    name_of_field,
     response_of,
 )
 from catenary_gateway.openai_http.responses.response_store import ResponseStore, StoredResponse
@@ -34,20 +35,19 @@ async def answer_response(request: web.Request) -> web.StreamResponse:
         owner = call.principal.name
         conversation = wanted.conversation(_history(store, owner, wanted))
 
-        def keep(document: Document, text: str) -> None:
+        def keep(document: Document, message: Message) -> None:
             if wanted.body.store:
-                answer = {"role": "assistant", "content": text}
-                _keep(store, owner, document, (*conversation, answer))
+                _keep(store, owner, document, (*conversation, message))
 
         writer = ResponseWriter(wanted.body, keep)
-        with fields_called(FIELD_NAMES):
-            async with call.generation(wanted.completion(conversation)) as generation:
+        with fields_called(name_of_field):
+            async with call.answer(wanted.completion(conversation)) as stream:
                 headers = call.headers
                 if wanted.body.stream:
-                    return await stream_events(request, headers, generation, writer)
-                document = writer.whole(generation, *await whole_text(generation))
-                headers |= prediction_headers(generation)
-    return json_response(document, headers=headers)
+                    return await stream_items(request, headers, stream, writer)
+                await write_items(stream, writer)
+                headers |= prediction_headers(stream)
+    return json_response(writer.document, headers=headers)
 
 
 async def answer_kept_response(request: web.Request) -> web.Response:

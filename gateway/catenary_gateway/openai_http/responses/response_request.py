@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.intake import MOST_MESSAGES
-from catenary_gateway.generation.text.chat_template import Message
 from catenary_gateway.openai_http.calls.bodies import (
     ModelName,
     SamplingBody,
@@ -18,35 +19,47 @@ from catenary_gateway.openai_http.calls.bodies import (
     sampling_of,
     typed,
 )
-from catenary_gateway.openai_http.completion_request import CompletionRequest, Fields, chat_of
+from catenary_gateway.openai_http.completion_request import CompletionRequest, chat_of
+from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.responses.response_input import (
+    Item,
+    chat_format,
+    chat_tool_choice,
+    chat_tools,
+    messages_of_items,
+)
 from catenary_services.errors import InvalidInput
 
-FIELD_NAMES = {
-    "messages": "input",
+_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
 }
-"""The names of fields here, by those in a chat completion."""
+_PARTS = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
 _MOST_METADATA = 16
-_TEXT_PARTS = ("input_text", "output_text", "text")
-_ROLES = ("user", "assistant", "system", "developer")
-_NO_TOOLS = "is not offered: no tool can be called"
 _REFUSED = {
     "background": ((False,), "is not offered: a response is made while its client waits"),
     "conversation": ((), "is not offered: continue by previous_response_id"),
     "context_management": (([], {}), "is not offered"),
     "include": (([],), "is not offered: a response has nothing more to include"),
+    "max_tool_calls": ((), "is not offered: calls of tools are the client's"),
     "moderation": (({},), "is not offered"),
     "prompt": ((), "is not offered: templates of prompts are not kept here"),
-    "reasoning": (({},), "is not offered"),
-    "tools": (([],), _NO_TOOLS),
-    "tool_choice": (("auto", "none"), _NO_TOOLS),
+    "reasoning": (({},), "is not offered: say it in chat_template_kwargs"),
     "top_logprobs": ((0,), "is not offered"),
     "truncation": (("disabled",), "is not offered: nothing of a conversation is left out"),
-    "text": (({}, {"format": {"type": "text"}}), "is not offered beyond plain text"),
 }
 """What would change the answer and is not offered, with the values that change nothing."""
-Item = dict[str, Any]
+
+
+def name_of_field(name: str) -> str:
+    """Returns the name that a field of a chat completion has in the body of a response."""
+    head, dot, rest = name.partition(".")
+    if head in _NAMES:
+        return _NAMES[head] + dot + rest
+    if name.startswith("messages"):
+        return "input"
+    return _PARTS.sub(r"\1", name)
 
 
 class ResponseBody(SamplingBody, kw_only=True):
@@ -55,19 +68,27 @@ class ResponseBody(SamplingBody, kw_only=True):
     model: ModelName
     input: Annotated[
         str | list[Item],
-        msgspec.Meta(description="A text, or messages with `role` and `content`."),
+        msgspec.Meta(description="A text, or messages, calls of functions and their outputs."),
     ]
     instructions: Annotated[
         str, msgspec.Meta(description="The system message; responses that follow do not have it.")
     ] = ""
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     stop: Annotated[str | list[str], msgspec.Meta(description="Texts that end an answer.")] = ""
+    tools: Annotated[list[Item], msgspec.Meta(description="Functions that it may call.")] = (
+        msgspec.field(default_factory=list)
+    )
+    tool_choice: Annotated[
+        str | Item, msgspec.Meta(description="auto, none, required, a function, allowed_tools.")
+    ] = "auto"
+    parallel_tool_calls: bool = True
+    text: Annotated[
+        Item, msgspec.Meta(description="`format`: text, json_object or json_schema.")
+    ] = msgspec.field(default_factory=dict)
     previous_response_id: Annotated[
         str | None, msgspec.Meta(description="A response of this key, which this one continues.")
     ] = None
-    store: Annotated[bool, msgspec.Meta(description="False to keep nothing of the response.")] = (
-        True
-    )
+    store: Annotated[bool, msgspec.Meta(description="False to keep nothing of it.")] = True
     stream: bool = False
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=_MOST_METADATA)] = msgspec.field(
         default_factory=dict
@@ -101,7 +122,7 @@ class ResponseRequest:
         """Returns the chat completion that answers a conversation.
 
         Raises:
-            InvalidInput: A field is out of its range; the error has the field's name in chats.
+            InvalidInput: A field is wrong; the error has its name in chats (`name_of_field`).
         """
         body = self.body
         first = [{"role": "system", "content": body.instructions}] if body.instructions else []
@@ -111,6 +132,10 @@ class ResponseRequest:
         chat["max_completion_tokens"] = body.max_output_tokens
         chat["stop"] = body.stop or None
         chat["stream"] = body.stream
+        chat["tools"] = chat_tools(body.tools)
+        chat["tool_choice"] = chat_tool_choice(body.tool_choice)
+        chat["parallel_tool_calls"] = body.parallel_tool_calls
+        chat["response_format"] = chat_format(body.text)
         return chat_of(chat)
 
 
@@ -122,43 +147,11 @@ def response_of(fields: Fields) -> ResponseRequest:
     """
     refuse(fields, _REFUSED)
     body = typed(fields, ResponseBody)
-    if isinstance(body.input, str):
-        if not body.input:
-            raise InvalidInput("input", "must not be empty")
-        return ResponseRequest(body, ({"role": "user", "content": body.input},), fields)
     if not body.input:
         raise InvalidInput("input", "must not be empty")
-    messages = tuple(_message(item, f"input[{at}]") for at, item in enumerate(body.input))
-    return ResponseRequest(body, messages, fields)
-
-
-def _message(item: Item, where: str) -> Message:
-    """Returns an item of the input as a message of a chat."""
-    kind = item.get("type", "message")
-    if kind != "message":
-        shown = kind[:40] if isinstance(kind, str) else "?"
-        raise InvalidInput(f"{where}.type", f"{shown!r} is not offered: only messages are read")
-    role = item.get("role")
-    if role not in _ROLES:
-        raise InvalidInput(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-    return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
-
-
-def _content(content: object, where: str) -> str | list[dict[str, str]]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise InvalidInput(where, "must be a text or a list of parts")
-    return [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
-
-
-def _part(part: object, where: str) -> dict[str, str]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXT_PARTS:
-        shown = kind[:40] if isinstance(kind, str) else "?"
-        raise InvalidInput(f"{where}.type", f"{shown!r} is not offered: only text is read")
-    assert isinstance(part, dict)
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise InvalidInput(f"{where}.text", "must be a text")
-    return {"type": "text", "text": text}
+    if isinstance(body.input, str):
+        return ResponseRequest(body, ({"role": "user", "content": body.input},), fields)
+    messages = messages_of_items(body.input)
+    if not messages:
+        raise InvalidInput("input", "has no message")
+    return ResponseRequest(body, tuple(messages), fields)

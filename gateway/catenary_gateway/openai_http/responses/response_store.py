@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from catenary_gateway.generation.text.chat_template import Message
+from catenary_gateway.generation.forms.conversations import Message
 
 _OVERHEAD_BYTES = 2048
 """What a kept response takes beside its texts."""

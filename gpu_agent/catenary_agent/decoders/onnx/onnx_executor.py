@@ -31,7 +31,7 @@ from catenary_agent.decoders.model_files.embedding import EMBEDDING, Embedding
 from catenary_agent.decoders.model_files.sizes import graph_bytes
 from catenary_agent.decoders.onnx.building import ensure_graph
 from catenary_agent.decoders.onnx.onnx_segment import BlockSegment, DecodeBuffers, LanguageModelHead
-from catenary_agent.decoders.row_results import row_results
+from catenary_agent.decoders.row_results import row_results, score_prompt
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.kv.arrays import CacheArray, to_float32
 from catenary_agent.kv.span import CacheSpan
@@ -146,6 +146,8 @@ class OnnxDecoder(BookedDecoder):
                 results[index] = made.copy() if len(item.inputs) == 1 else made
             elif item.want != "nothing":
                 ends[index] = made[-1]
+            if item.scores is not None and item.scores.following and self._head is not None:
+                score_prompt(self._chooser, self._head.logits, made, item)
         if ends and self._head is not None:
             logits = self._head.logits(np.stack(list(ends.values())))
             wanting = [items[index] for index in ends]

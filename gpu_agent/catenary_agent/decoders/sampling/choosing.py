@@ -27,6 +27,8 @@ from catenary_agent.decoders.sampling.gumbel import (
     rough_noise,
 )
 from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWED, SessionSampler
+from catenary_agent.decoders.sampling.scoring import logprobs_of
+from catenary_services.domain.logprobs import TokenLogprobs
 from catenary_services.domain.sampler_sizes import rows_at_a_time
 
 Asked = tuple[int, SessionSampler]
@@ -103,6 +105,10 @@ class ArrayBackend(Protocol):
         """Frees what is kept of a session."""
         ...
 
+    def likeliest_columns(self, values: Any, count: int) -> Any:
+        """Returns the columns of the `count` largest values of each row, in any order."""
+        ...
+
     def host(self, array: Any) -> NDArray[Any]:
         """Returns an array on the host."""
         ...
@@ -170,6 +176,25 @@ class TokenSampler:
                 for at, token in zip(again, some, strict=True):
                     ids[at] = token
         return ids
+
+    def score(
+        self, logits: Any, rows: Sequence[int], tokens: Sequence[int], top: int
+    ) -> list[TokenLogprobs]:
+        """Returns the log probabilities of a token of each row; see `scoring`.
+
+        Args:
+            logits: float32 [n, vocabulary]; not changed, and never copied as a whole.
+            rows: The row of each token, ascending.
+            tokens: A token of each row.
+            top: How many of the likeliest tokens to name with each.
+        """
+        scored: list[TokenLogprobs] = []
+        size = rows_at_a_time(self._arrays.block_numbers, self._vocabulary)
+        with np.errstate(all="ignore"):
+            for at in range(0, len(rows), size):
+                values = logits[self._arrays.put(np.array(rows[at : at + size], np.int64))]
+                scored += logprobs_of(self._arrays, values, tokens[at : at + size], top)
+        return scored
 
     def _chosen(
         self, logits: Any, rows: Sequence[int], asked: Sequence[Asked], narrow: Way, numbers: int
@@ -245,10 +270,15 @@ class TokenSampler:
         if penalised:
             rows = np.array(penalised, np.int64)
             self._arrays.penalise(values, rows, [asked[row] for row in penalised])
-        none = np.empty(0, np.int64)
-        ends = _places([sampler.ends if sampler.is_early else none for sampler in samplers])
-        if ends is not None:
-            values[put(ends[0]), put(ends[1])] = self._never
+        banned = _places([sampler.banned for sampler in samplers])
+        if banned is not None:
+            values[put(banned[0]), put(banned[1])] = self._never
+        for row, sampler in enumerate(samplers):
+            if len(sampler.only):
+                only = put(sampler.only)
+                kept = values[row, only]
+                values[row] = self._never
+                values[row, only] = kept
         masks = {row: each.allowed for row, each in enumerate(samplers) if each.allowed is not None}
         if masks:
             these = put(np.array(list(masks), np.int64))

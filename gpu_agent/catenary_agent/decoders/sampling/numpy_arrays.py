@@ -71,6 +71,13 @@ class NumpyArrayBackend:
         keys[np.arange(len(keys)), first] = -np.inf
         return np.stack((first, keys.argmax(1)), 1)
 
+    def likeliest_columns(self, values: NDArray[Any], count: int) -> NDArray[np.int64]:
+        edge = values.shape[1] - count
+        if edge == 0 or count == 0:
+            return np.broadcast_to(np.arange(count), (len(values), count))
+        columns: NDArray[np.int64] = np.argpartition(values, edge, axis=1)[:, edge:]
+        return columns
+
     def penalise(
         self, values: NDArray[Any], rows: NDArray[np.int64], asked: Sequence[Asked]
     ) -> None:

@@ -2,8 +2,8 @@
 
 Penalties and filters have the meaning and the order of the logits processors of `transformers`:
 bias, repetition penalty, frequency and presence penalty (as vLLM defines them), minimum length,
-allowed tokens, temperature, top-k, top-p, min-p. `choosing` applies them to the logits of a whole
-step on their device.
+bad words, allowed tokens, temperature, top-k, top-p, min-p. `choosing` applies them to the logits
+of a whole step on their device.
 
 Randomness is a function of seed, position and token id alone (`gumbel`). A session that continues
 elsewhere after a loss chooses the same tokens, as far as the logits there are the same.
@@ -12,6 +12,7 @@ elsewhere after a loss chooses the same tokens, as far as the logits there are t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,12 @@ from catenary_agent.decoders.sampling.gumbel import stream_of
 from catenary_services.domain.sampler_sizes import SAID_TOKENS
 from catenary_services.domain.sampling import SamplingParameters
 
+if TYPE_CHECKING:
+    from catenary_agent.decoders.sampling.grammar_masks import AnswerMask
+
 STOP = "stop"
 LENGTH = "length"
+_NONE = np.empty(0, np.int64)
 
 NOT_FINITE = -1
 """A placeholder for a token: the largest logit is NaN or infinite."""
@@ -29,10 +34,13 @@ NOTHING_ALLOWED = -2
 """A placeholder for a token: no allowed token has a finite logit."""
 NOT_CHOSEN = -3
 """A placeholder for a token: choosing failed, and the error is in the log."""
+NO_MASK = -4
+"""A placeholder for a token: it is not known which tokens match the grammar."""
 NO_TOKEN = {
     NOT_FINITE: "the model's output is not finite",
     NOTHING_ALLOWED: "no token is allowed here",
     NOT_CHOSEN: "no token could be chosen",
+    NO_MASK: "it is not known which tokens match the grammar",
 }
 
 
@@ -61,13 +69,21 @@ class SessionSampler:
         """Counts of the tokens that occurred; None unless a penalty needs them."""
         if parameters.penalised:
             self.said = TokenOccurrences(token_ids[:prompt_tokens], token_ids[prompt_tokens:])
-        self.ends = np.array(sorted(set(end_token_ids)), np.int64)
+        self._stops = frozenset(parameters.stop_token_ids)
+        self._end_set = frozenset(end_token_ids)
+        self._ends = np.array(sorted(self._end_set | self._stops), np.int64)
+        self._bad_words = None
+        if parameters.bad_token_ids:
+            self._bad_words = BadWords(parameters.bad_token_ids, token_ids[prompt_tokens:])
         self.biased = np.array([token for token, _ in parameters.logit_bias], np.int64)
         self.bias = np.array([bias for _, bias in parameters.logit_bias], np.float32)
+        self.only = np.array(sorted(set(parameters.allowed_token_ids)), np.int64)
+        """The only tokens that may ever be chosen; empty if all may."""
         self.allowed: NDArray[np.bool_] | None = None
         """The tokens that may be chosen next, [vocabulary]; None if all may."""
+        self.mask: AnswerMask | None = None
+        """What finds these tokens; None without a grammar."""
         self._prompt_tokens = prompt_tokens
-        self._end_set = frozenset(end_token_ids)
 
     @property
     def generated(self) -> int:
@@ -76,14 +92,30 @@ class SessionSampler:
 
     @property
     def is_early(self) -> bool:
-        """True while no token may end the answer."""
-        return self.generated < self.parameters.min_tokens
+        """True while no token may end the answer.
+
+        A grammar decides that by itself: an answer that is complete cannot go on.
+        """
+        return self.mask is None and self.generated < self.parameters.min_tokens
+
+    @property
+    def banned(self) -> NDArray[np.int64]:
+        """The tokens that must not be chosen next: ends that come too early, and bad words."""
+        ends = self._ends if self.is_early else _NONE
+        if self._bad_words is None:
+            return ends
+        return np.concatenate((ends, self._bad_words.banned))
 
     @property
     def takes_best(self) -> bool:
         """True if the token with the largest unchanged logit is chosen."""
         return self.parameters.greedy and not (
-            self.said is not None or self.is_early or len(self.biased) or self.allowed is not None
+            self.said is not None
+            or self.is_early
+            or len(self.biased)
+            or self.allowed is not None
+            or len(self.only)
+            or self._bad_words is not None
         )
 
     @property
@@ -91,14 +123,59 @@ class SessionSampler:
         """The signed 64-bit number from which the noise of the next token derives."""
         return stream_of(self.parameters.seed or 0, self.position)
 
+    def take_mask(self) -> bool:
+        """Waits for the tokens that match the grammar, if there is one.
+
+        Returns:
+            False if they cannot be found; `mask.problem` says why.
+        """
+        if self.mask is not None:
+            self.allowed = self.mask.take()
+        return self.mask is None or self.allowed is not None
+
     def accept(self, token_id: int) -> str:
-        """Appends a token; returns the finish reason, empty while the session goes on."""
+        """Appends a token; returns the finish reason, empty while the session goes on.
+
+        An end-of-text token ends every answer with a grammar, which allows it only at its end.
+        """
         self.position += 1
         if self.said is not None:
             self.said.add(token_id)
-        if token_id in self._end_set and not self.parameters.ignore_eos:
+        if self._bad_words is not None:
+            self._bad_words.add(token_id)
+        if token_id in self._end_set and (self.mask is not None or not self.parameters.ignore_eos):
             return STOP
+        if token_id in self._stops:
+            return STOP
+        if self.mask is not None:
+            self.mask.accept(token_id)
         return LENGTH if self.generated == self.parameters.max_tokens else ""
+
+
+class BadWords:
+    """Sequences of tokens of which none may become part of an answer."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], answer: Sequence[int]) -> None:
+        """Begins behind the tokens of an answer that were generated already."""
+        self._sequences = [tuple(each) for each in sequences]
+        self._longest = max(map(len, self._sequences)) - 1
+        self._tail = tuple(answer[-self._longest :]) if self._longest else ()
+
+    @property
+    def banned(self) -> NDArray[np.int64]:
+        """The last token of every sequence of which all others were just generated."""
+        tail = self._tail
+        last = {
+            each[-1]
+            for each in self._sequences
+            if len(each) == 1 or tail[-(len(each) - 1) :] == each[:-1]
+        }
+        return np.array(sorted(last), np.int64)
+
+    def add(self, token_id: int) -> None:
+        """Notes one more token of the answer."""
+        if self._longest:
+            self._tail = (*self._tail, token_id)[-self._longest :]
 
 
 class TokenOccurrences:

@@ -64,6 +64,9 @@ class TorchArrayBackend:
     def best_two(self, keys: torch.Tensor) -> torch.Tensor:
         return keys.topk(min(2, keys.shape[1]), 1).indices
 
+    def likeliest_columns(self, values: torch.Tensor, count: int) -> torch.Tensor:
+        return values.topk(count, 1, sorted=False).indices
+
     def penalise(
         self, values: torch.Tensor, rows: NDArray[np.int64], asked: Sequence[Asked]
     ) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
-from catenary_agent.decoders.row_results import row_results
+from catenary_agent.decoders.row_results import row_results, score_prompt
 from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 from catenary_agent.decoders.torch.torch_attention import (
     AttentionKernel,
@@ -194,12 +194,16 @@ class TorchDecoder(BookedDecoder):
             made = row_results(self._chooser, logits, [items[i] for i in ends])
             for i, result in zip(ends, made, strict=True):
                 results[i] = result
+        for i, item in enumerate(items):
+            if item.scores is not None and item.scores.following:
+                states = hidden[plan.bounds[i] : plan.bounds[i + 1]]
+                score_prompt(self._chooser, self._model.logits, states, item)
         # On a CPU these tensors belong to this step; those of a CUDA graph are copied by cpu().
         if any(item.want == "hidden" for item in items):
-            states = hidden.cpu().numpy()
+            all_states = hidden.cpu().numpy()
             for i, item in enumerate(items):
                 if item.want == "hidden":
-                    results[i] = states[plan.bounds[i] : plan.bounds[i + 1]]
+                    results[i] = all_states[plan.bounds[i] : plan.bounds[i + 1]]
         return results
 
     def _run_eagerly(

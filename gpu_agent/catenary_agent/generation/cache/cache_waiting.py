@@ -1,7 +1,8 @@
 """Sessions that wait for caches from other agents, and continue like any other once these are here.
 
 In the split phase the agents that ran the prompt send them; in a live migration the agents of the
-session's old ring do. Caches come as frames and are written into the slots of the session between
+session's old ring do; those of a prompt that several sessions share are copied here
+(`shared_prompts`). Caches come as frames and are written into the slots of the session between
 two steps, a bounded part at a time. Rows of the ring that arrive earlier are kept in the session.
 Beside its caches a session may need one more message: in the split phase the first token, which the
 prefill ring sampled, on hops that embed or sample tokens; in a live migration the hand-over.
@@ -108,10 +109,11 @@ class PendingCaches:
             self._came(session)
             return
         self.stall_timer.drop(session_id)
+        is_moving = not session.pending_cache.shared
         session.pending_cache = None
         session.cached = progress.tokens
         self._sessions.go(session, WAITING)
-        if session.spec.is_first:
+        if session.spec.is_first and is_moving:
             sent_ns = session.arrived.received_ns - session.arrived.transfer_ns
             model = session.batcher.key.model.name
             out = self._sessions.out
@@ -119,7 +121,7 @@ class PendingCaches:
                 out.handed_over.append((model, max(0, now - sent_ns)))
             else:
                 out.taken_over.append((model, "kv", max(0, now - sent_ns)))
-        self._sessions.resume(session, is_awaited=True)
+        self._sessions.resume(session, is_awaited=is_moving)
 
     def validate(self) -> None:
         """Raises AssertionError unless the stall timeout of every session runs."""

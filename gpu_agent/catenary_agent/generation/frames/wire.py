@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from catenary_agent.generation.frames.cache_wire import put_opening
 from catenary_agent.generation.frames.session_frame import SessionFrame
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+from catenary_services.grpc.sampling_messages import message_of_logprobs
+from catenary_services.transport.frames import MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.events import RowsOut, TokenOut
+    from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
+
+_MOST_OPENINGS_BYTES = MAX_HEADER_BYTES // 2
+"""The most bytes of the openings of several sessions in one header, which says more than these."""
+
+_Part = TypeVar("_Part", "RowsOut", "TokenOut")
 
 
 @dataclass(slots=True)
@@ -36,6 +43,8 @@ class StepFrame(SessionFrame):
         return tuple(each.spec.session_id for each in self.rows)
 
     def fill(self, view: memoryview) -> None:
+        if not self.nbytes:  # nothing but openings
+            return
         target = np.frombuffer(view, np.float32).reshape(-1, self.rows[0].rows.shape[1])
         start = 0
         for each in self.rows:
@@ -63,11 +72,12 @@ class TokenFrame(SessionFrame):
     KIND = frame_pb2.FRAME_KIND_SESSION_TOKENS
     tokens: list[TokenOut]
     for_gateway: bool
+    prompt_scores: Sequence[PromptScoresOut] = ()
 
     @property
     def session_ids(self) -> tuple[int, ...]:
         if self.for_gateway:
-            return tuple(each.spec.session_id for each in self.tokens)
+            return tuple(each.spec.session_id for each in (*self.prompt_scores, *self.tokens))
         # A finished session has all its tokens; the scheduler orders its slots there to be freed.
         return tuple(each.spec.session_id for each in self.tokens if not each.finish_reason)
 
@@ -79,14 +89,24 @@ class TokenFrame(SessionFrame):
                 token_id=each.token_id,
                 finish_reason=each.finish_reason,
             )
+            if self.for_gateway and each.scored is not None:
+                entry.logprobs.CopyFrom(message_of_logprobs(each.scored))
             if self.for_gateway and each.spec.opening.timed:
                 entry.timings.extend(_timings(each, header.sent_monotonic_ns, agent_id))
             if not self.for_gateway and each.spec.side == "prefill":
                 put_opening(entry.opening, each.spec, header.sent_monotonic_ns)
+        for part in self.prompt_scores:
+            header.prompt_logprobs.add(
+                session_id=part.spec.session_id,
+                position=part.position,
+                logprobs=map(message_of_logprobs, part.scored),
+            )
 
 
 def frames_of(
-    rows: Sequence[RowsOut], tokens: Sequence[TokenOut]
+    rows: Sequence[RowsOut],
+    tokens: Sequence[TokenOut],
+    prompt_scores: Sequence[PromptScoresOut] = (),
 ) -> Iterable[tuple[str, SessionFrame]]:
     """Yields each frame of a step with its receiver; frames that keep a ring going come first."""
     following: dict[str, list[RowsOut]] = {}
@@ -99,11 +119,34 @@ def frames_of(
             agents.setdefault(agent, []).append(token)
         gateways.setdefault(token.spec.opening.gateway_id, []).append(token)
     for peer, parts in following.items():
-        yield peer, StepFrame(parts)
+        for few in _by_headers(parts, lambda row: row.opens):
+            yield peer, StepFrame(few)
     for peer, part in agents.items():
-        yield peer, TokenFrame(part, for_gateway=False)
+        for some in _by_headers(part, lambda token: token.spec.side == "prefill"):
+            yield peer, TokenFrame(some, for_gateway=False)
+    scores: dict[str, list[PromptScoresOut]] = {}
+    for each in prompt_scores:
+        scores.setdefault(each.spec.opening.gateway_id, []).append(each)
+        gateways.setdefault(each.spec.opening.gateway_id, [])
     for peer, part in gateways.items():
-        yield peer, TokenFrame(part, for_gateway=True)
+        yield peer, TokenFrame(part, for_gateway=True, prompt_scores=scores.get(peer, ()))
+
+
+def _by_headers(parts: Sequence[_Part], opens: Callable[[_Part], bool]) -> Iterator[list[_Part]]:
+    """Yields the parts of one receiver in lists whose openings fit into a header.
+
+    An opening with a long prompt or grammar is large, and a step may begin many sessions.
+    """
+    few: list[_Part] = []
+    size = 0
+    for part in parts:
+        more = part.spec.opening.ByteSize() if opens(part) else 0
+        if few and size + more > _MOST_OPENINGS_BYTES:
+            yield few
+            few, size = [], 0
+        few.append(part)
+        size += more
+    yield few
 
 
 def _agents_for(token: TokenOut) -> Iterable[str]:

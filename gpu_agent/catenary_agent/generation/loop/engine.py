@@ -30,6 +30,7 @@ from catenary_agent.generation.state.events import (
     CloseOrdered,
     EpochRaised,
     Event,
+    GrammarCompiled,
     MoveMessage,
     SessionOpened,
     SessionsBroken,
@@ -206,6 +207,10 @@ class GenerationEngine:
         self.epoch = 0
         self._thread.post(EpochRaised(0))
 
+    def grammar_compiled(self, session_id: int, problem: CatenaryError | None) -> None:
+        """Lets a session compute that waited for its grammar, or fails it; on any thread."""
+        self._thread.post(GrammarCompiled(session_id, problem))
+
     # -- partitions ------------------------------------------------------------------------------
 
     async def on_thread(self, work: Callable[[], T]) -> T:
@@ -250,7 +255,7 @@ class GenerationEngine:
         if self._closed:
             self._account(out)
             return
-        for peer, frame in frames_of(out.rows, out.tokens):
+        for peer, frame in frames_of(out.rows, out.tokens, out.prompt_scores):
             self._peers.send(peer, frame)
         for move in out.moves:
             self._peers.send(move.peer, MoveFrame(move))

@@ -15,6 +15,7 @@ from catenary_services.domain.decoder import LargestStep
 from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
     from catenary_agent.generation.loop.engine import GenerationEngine
     from catenary_protos.catenary.v1 import scheduler_pb2
     from catenary_services.domain.ids import PartitionKey
@@ -29,6 +30,9 @@ Called off the event loop."""
 CheckMemory = Callable[["PartitionKey", int], None]
 """Raises PlanInfeasible unless a partition with that many more bytes fits into memory."""
 
+MasksFor = Callable[[DecoderExecutor], "GrammarMasks | None"]
+"""Returns what keeps answers to their grammars; None where no grammar changes them."""
+
 CheckAnswer = Callable[[DecoderExecutor, str], Awaitable[None]]
 """Raises CanaryFailed unless an executor with that content digest computes what others compute."""
 
@@ -37,10 +41,16 @@ class DecoderLoader:
     """Carries out those LoadPartition orders that have a cache layout."""
 
     def __init__(
-        self, generation: GenerationEngine, load: Open, check: CheckMemory, answers: CheckAnswer
+        self,
+        generation: GenerationEngine,
+        load: Open,
+        check: CheckMemory,
+        answers: CheckAnswer,
+        masks: MasksFor,
     ) -> None:
         """Loads with `load` onto `generation` after `check` of memory and `answers` of a canary."""
         self._check_answer = answers
+        self._masks_for = masks
         self._generation = generation
         self._load = load
         self._check = check
@@ -74,7 +84,8 @@ class DecoderLoader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
-        batcher, step = PartitionBatcher(executor), self._step(layout, order)
+        batcher = PartitionBatcher(executor, masks=self._masks_for(executor))
+        step = self._step(layout, order)
         try:
             size = executor.memory_bytes + cache_bytes(batcher, layout) + step_bytes(batcher, step)
             self._check(key, size)

@@ -12,6 +12,7 @@ from catenary_services.errors import CatenaryError
 if TYPE_CHECKING:
     from catenary_agent.generation.migration.migrations import Migrations
     from catenary_agent.generation.state.events import (
+        GrammarCompiled,
         RowsArrived,
         SessionOpened,
         SessionsBroken,
@@ -38,13 +39,22 @@ class SessionEvents:
             if is_over:
                 self._sessions.out.gone.append(session_id)
             return
-        session = admission.try_admit(event, self._sessions.batchers)
+        shared = self._migrations.shared
+        try:
+            source = shared.source_of(event.spec)
+        except CatenaryError as error:
+            self._sessions.fail(session_id, error)
+            return
+        batchers = self._sessions.batchers
+        session = admission.try_admit(event, batchers, shares=source is not None)
         if isinstance(session, CatenaryError):
             self._sessions.fail(session_id, session)
             return
         self._sessions.add(session)
         if session.pending_cache is not None:
             self._migrations.waiting.begin(session)
+        if source is not None:
+            shared.begin(session, source)
         self._sessions.resume(session)
 
     def on_rows(self, event: RowsArrived) -> None:
@@ -87,6 +97,16 @@ class SessionEvents:
         session.arrived = event.arrived
         session.tokens.append(event.token_id)
         self._migrations.go_on(session)
+
+    def on_compiled(self, event: GrammarCompiled) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is None or not session.is_held:
+            return
+        if event.problem is not None:
+            self._sessions.fail(event.session_id, event.problem)
+            return
+        session.is_held = False
+        self._sessions.resume(session)
 
     def on_broken(self, event: SessionsBroken) -> None:
         for session_id in event.session_ids:

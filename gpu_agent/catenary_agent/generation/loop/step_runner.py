@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from catenary_agent.decoders.sampling.sampling import NO_TOKEN
 from catenary_agent.devices.device_errors import failure
 from catenary_agent.generation.loop.step_plan import StepPlan, plan_step
-from catenary_agent.generation.state.events import RowsOut, StepDone, TokenOut
+from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, StepDone, TokenOut
 from catenary_agent.generation.state.session import ArrivalTime
 from catenary_agent.generation.state.sessions import REPORT_NS
 from catenary_agent.generation.state.states import (
@@ -176,9 +176,17 @@ class StepRunner:
             sessions.out.rows.append(
                 RowsOut(spec, work.position, result, work.sample, opens, work.arrived, *times)
             )
-        elif work.sample:
-            assert result is not None
-            self._accept(work, int(result[0]), times)
+        if self._migrations.shared.readers:
+            self._migrations.shared.advanced(session)
+            if session.state is CLOSED:
+                return
+        if spec.is_last:
+            if work.scores is not None and work.scores.prompt:
+                scored = PromptScoresOut(spec, work.position + 1, work.scores.prompt)
+                sessions.out.prompt_scores.append(scored)
+            if work.sample:
+                assert result is not None
+                self._accept(work, int(result[0]), times)
         if session.state is CLOSED:
             return
         if spec.side == "prefill" and session.cached >= spec.history:
@@ -196,12 +204,17 @@ class StepRunner:
         session, spec, sessions = work.session, work.session.spec, self._sessions
         assert session.sampler is not None
         if token_id in NO_TOKEN:
-            sessions.fail(spec.session_id, InternalError(NO_TOKEN[token_id]))
+            mask = session.sampler.mask
+            problem = mask.problem if mask is not None else None
+            sessions.fail(spec.session_id, problem or InternalError(NO_TOKEN[token_id]))
             return
         position = session.cached
         reason = session.sampler.accept(token_id)
         reason = reason or ("length" if position + 1 >= session.limit else "")
-        sessions.out.tokens.append(TokenOut(spec, position, token_id, reason, work.arrived, *times))
+        out = TokenOut(spec, position, token_id, reason, work.arrived, *times)
+        if work.scores is not None:
+            out.scored = work.scores.token
+        sessions.out.tokens.append(out)
         if reason:
             sessions.finish(session)
         elif spec.is_first and spec.side != "prefill":

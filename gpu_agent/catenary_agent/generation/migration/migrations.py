@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation.cache.cache_pushing import CachePusher
 from catenary_agent.generation.cache.cache_waiting import PendingCaches
+from catenary_agent.generation.cache.shared_prompts import SharedPrompts
 from catenary_agent.generation.frames.intake import move_said
 from catenary_agent.generation.migration.migration_sender import MigrationSender
 from catenary_agent.generation.migration.migration_source import MigrationSource
@@ -50,6 +51,7 @@ class Migrations:
         self.ignored = 0
         """Number of steps of moves that came late, twice or for no session."""
         self.waiting = PendingCaches(sessions, limits, clock, self._came)
+        self.shared = SharedPrompts(sessions, self.waiting)
         self.pushing = CachePusher(sessions, limits, self.waiting.take, self._unread)
         stall_timeout_ns = limits.stall_timeout_ns
         self._arrivals = MigrationTarget(sessions, self.waiting, stall_timeout_ns, clock, self._say)
@@ -140,6 +142,7 @@ class Migrations:
         """Raises AssertionError unless every invariant of the moves holds."""
         assert not self._local
         self.waiting.validate()
+        self.shared.validate()
         self._arrivals.validate()
         self._sending.validate()
         self._leading.validate()
@@ -195,6 +198,7 @@ class Migrations:
             self._sessions.fail(session.spec.session_id, error)
 
     def _closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
+        self.shared.closed(session)
         if session.incoming is not None:
             self._arrivals.closed(session, error, blamed)
         if self._leading.moves_of:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from catenary_agent.kv.arrays import CacheArray
     from catenary_agent.kv.span import CacheSpan
     from catenary_protos.catenary.v1 import frame_pb2
+    from catenary_services.domain.logprobs import TokenLogprobs
     from catenary_services.errors import CatenaryError
     from catenary_services.transport.interface import ReceivedFrame
 
@@ -107,6 +108,14 @@ class SessionsBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarCompiled:
+    """It is known which tokens a session's answer may go on with, or that it cannot be known."""
+
+    session_id: int
+    problem: CatenaryError | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoopCall:
     """Other work for the generation thread, done between two steps."""
 
@@ -125,6 +134,7 @@ Event = (
     | EpochRaised
     | CloseOrdered
     | SessionsBroken
+    | GrammarCompiled
     | LoopCall
 )
 
@@ -155,6 +165,18 @@ class TokenOut:
     arrived: ArrivalTime
     started_ns: int
     ended_ns: int
+    scored: TokenLogprobs | None = None
+    """The token's log probabilities, if its session asks for them; for the gateway."""
+
+
+@dataclass(slots=True)
+class PromptScoresOut:
+    """Log probabilities of a prompt's tokens, to be sent to the gateway."""
+
+    spec: SessionSpec
+    position: int
+    """Index of the first of them in the prompt."""
+    scored: Sequence[TokenLogprobs]
 
 
 @dataclass(slots=True)
@@ -218,6 +240,7 @@ class LoopOutput:
 
     rows: list[RowsOut] = field(default_factory=list)
     tokens: list[TokenOut] = field(default_factory=list)
+    prompt_scores: list[PromptScoresOut] = field(default_factory=list)
     caches: list[CacheOut] = field(default_factory=list)
     moves: list[MoveOut] = field(default_factory=list)
     messages: list[OutgoingMessage] = field(default_factory=list)
@@ -247,6 +270,7 @@ class LoopOutput:
 
     def __bool__(self) -> bool:
         outward = self.rows or self.tokens or self.caches or self.moves or self.messages
+        outward = outward or self.prompt_scores
         inward = self.gone or self.opened or self.steps or self.consumed
         counted = self.handed_over or self.taken_over or self.moved or self.moves_failed
         return bool(outward or inward or counted) or self.consumed_bytes > 0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from catenary_agent.decoders.base import DecoderCost, DecoderExecutor
+    from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
     from catenary_agent.executors.device import Device
     from catenary_services.domain.ids import Nanoseconds
 
@@ -45,11 +46,24 @@ class PartitionBatcher:
     has another state when its turn comes, it is skipped.
     """
 
-    def __init__(self, executor: DecoderExecutor, cost: DecoderCost | None = None) -> None:
-        """Queues for `executor`; without its `cost`, the time of mixed steps is split by tokens."""
+    def __init__(
+        self,
+        executor: DecoderExecutor,
+        cost: DecoderCost | None = None,
+        masks: GrammarMasks | None = None,
+    ) -> None:
+        """Queues for an executor.
+
+        Args:
+            executor: The executor.
+            cost: Its measured cost; without it, the time of mixed steps is split by tokens.
+            masks: What keeps answers to their grammars; None where no tokens are sampled, or
+                emulated ones, which no grammar changes.
+        """
         self.executor = executor
         self.key = executor.key
         self.cost = cost
+        self.masks = masks
         self.retired = False
         """True if no session may begin here any more."""
         self.work_done = BatcherWork()

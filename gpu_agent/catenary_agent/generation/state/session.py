@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.base import StepItem
+from catenary_agent.decoders.base import StepItem, StepScores
 from catenary_agent.generation.state.states import (
     AWAITING_TOKEN,
     CLOSED,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.kv import CacheReceiveProgress, CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+    from catenary_services.domain.sampling import SamplingParameters
 
 Hidden = NDArray[np.float32]
 Times = tuple[int, int]
@@ -110,7 +111,9 @@ class PendingCache:
 
     progress: CacheReceiveProgress
     leader: str = ""
-    """The first agent of the old ring in a live migration; empty in the split phase."""
+    """The first agent of the old ring in a live migration; empty if there is none."""
+    shared: int = 0
+    """The session of this agent whose prompt is shared; 0 if the caches come from elsewhere."""
 
 
 @dataclass(slots=True)
@@ -148,6 +151,8 @@ class Session:
     """Other hops only: position of the next rows."""
     sampler: SessionSampler | None = None
     """Last hop only; None on others."""
+    is_held: bool = False
+    """True until the grammar of the answer is compiled; nothing is computed before."""
     cached: int = 0
     """Number of tokens in the cache. The pending ones are those behind them."""
     pending_cache: PendingCache | None = None
@@ -170,6 +175,8 @@ class Session:
     @property
     def pending(self) -> int:
         """Number of known tokens that can be computed in one piece."""
+        if self.is_held:
+            return 0
         if self.spec.is_first:
             return len(self.tokens) - self.cached
         if not self.chunks or (self.incoming is not None and self.chunks[0].sample):
@@ -190,6 +197,7 @@ class Session:
         assert state is not QUEUED or self.pending
         assert state is not LEAVING or not all(each.is_empty for each in self.cache_sends)
         assert (self.sampler is not None) == self.spec.is_last
+        assert not self.is_held or (self.sampler is not None and self.sampler.mask is not None)
         if self.spec.is_first:
             assert not self.chunks
             assert self.cached <= len(self.tokens) <= self.limit
@@ -245,6 +253,8 @@ class SessionWork:
     sample: bool
     """True if the token after these inputs is to be sampled."""
     arrived: ArrivalTime
+    scores: StepScores | None = None
+    """The log probabilities that the step computes; None if the session asks for none."""
 
     def item(self) -> StepItem:
         """Returns the input of the executor."""
@@ -252,4 +262,17 @@ class SessionWork:
         want: Want = "hidden"
         if session.spec.is_last:
             want = "token" if self.sample else "nothing"
-        return StepItem(session.spec.session_id, self.position, self.inputs, want, session.sampler)
+        sampler = session.sampler
+        if sampler is not None and sampler.parameters.scored:
+            self.scores = self._scores(sampler.parameters)
+        session_id = session.spec.session_id
+        return StepItem(session_id, self.position, self.inputs, want, sampler, self.scores)
+
+    def _scores(self, parameters: SamplingParameters) -> StepScores:
+        token_top = parameters.logprobs if self.sample else None
+        if parameters.prompt_logprobs is None:
+            return StepScores(token_top=token_top)
+        opening = self.session.spec.opening
+        end = min(self.position + len(self.inputs) + 1, opening.prompt_tokens)
+        following = opening.token_ids[self.position + 1 : end]
+        return StepScores(following, parameters.prompt_logprobs, token_top)

@@ -214,6 +214,8 @@ class SessionTable:
         self.out.consumed_bytes += sum(chunk.rows.nbytes for chunk in session.chunks)
         session.chunks.clear()
         session.batcher.executor.close_session(session_id)
+        if session.sampler is not None and session.sampler.mask is not None:
+            session.sampler.mask.drop()
         self._remember(session_id)
         self.out.gone.append(session_id)
         self.out.ended.append(session)
@@ -254,6 +256,8 @@ class SessionTable:
         if batcher.retired and batcher.executor.sessions == 0 and batcher in self.batchers:
             self.report(batcher)
             self.batchers.remove(batcher)
+            if batcher.masks is not None:
+                batcher.masks.close()
             try:
                 batcher.executor.close()
             except Exception:

@@ -41,7 +41,7 @@ FIRST_STATES: Mapping[SessionState, str] = {
     WAITING: "opened",
     MIGRATING_IN: "a move to here began",
     AWAITING_TOKEN: "opened to decode",
-    RECEIVING: "opened to decode, between the first hop and the last",
+    RECEIVING: "opened to share a prompt, or to decode between the first hop and the last",
 }
 """The states in which a session may begin, and what happened."""
 TRANSITIONS: Mapping[SessionState, Mapping[SessionState, str]] = {

@@ -62,14 +62,20 @@ def prompt_of(number: int) -> str:
     return f"{question} Think of these as well, in this order: {', '.join(mentioned)}. {question}"
 
 
-async def answer_of(client: catenary.AsyncClient, model: str, prompt: int, tokens: int) -> Answer:
-    """Returns the greedy answer to a prompt, of exactly `tokens` tokens unless it breaks off."""
+async def answer_of(
+    client: catenary.AsyncClient, model: str, prompt: int, tokens: int, grammar: str = ""
+) -> Answer:
+    """Returns the greedy answer to a prompt, of exactly `tokens` tokens unless it breaks off.
+
+    A grammar must not end before.
+    """
     stream = client.chat(
         model,
         prompt_of(prompt),
         stream=True,
         max_tokens=tokens,
         ignore_eos=True,
+        grammar=grammar,
         timings=True,
         timeout_s=_TIMEOUT_S,
     )

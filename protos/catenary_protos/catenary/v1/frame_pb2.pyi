@@ -140,6 +140,7 @@ class FrameHeader(_message.Message):
     CONTENT_ANSWER_FIELD_NUMBER: _builtins.int
     ECHO_REQUEST_FIELD_NUMBER: _builtins.int
     ECHO_ANSWER_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
     epoch: _builtins.int
     """Fencing epoch of the scheduler that made the reservation."""
@@ -204,6 +205,10 @@ class FrameHeader(_message.Message):
     def echo_answer(self) -> Global___EchoAnswer:
         """FRAME_KIND_ECHO_ANSWER."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionPromptLogprobs]:
+        """FRAME_KIND_SESSION_TOKENS, to a gateway."""
+
     def __init__(
         self,
         *,
@@ -230,10 +235,11 @@ class FrameHeader(_message.Message):
         content_answer: Global___ContentAnswer | None = ...,
         echo_request: Global___EchoRequest | None = ...,
         echo_answer: Global___EchoAnswer | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___SessionPromptLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "failure", b"failure", "move", b"move"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -444,6 +450,7 @@ class SessionOpening(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TIMED_FIELD_NUMBER: _builtins.int
     DECODE_ROUTE_FIELD_NUMBER: _builtins.int
+    SHARES_PROMPT_OF_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     request_id: _builtins.int
     prompt_tokens: _builtins.int
@@ -453,6 +460,10 @@ class SessionOpening(_message.Message):
     """W3C traceparent; empty unless the request is sampled."""
     timed: _builtins.bool
     """True: every token says where its time went."""
+    shares_prompt_of: _builtins.int
+    """A session on the same route with the same prompt, whose caches of it are copied to this one
+    instead of being computed again; 0: none.
+    """
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
         """The whole ring: which blocks are really processed where."""
@@ -480,10 +491,11 @@ class SessionOpening(_message.Message):
         traceparent: _builtins.str = ...,
         timed: _builtins.bool = ...,
         decode_route: _abc.Iterable[_common_pb2.Hop] | None = ...,
+        shares_prompt_of: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "shares_prompt_of", b"shares_prompt_of", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -653,6 +665,7 @@ class SessionToken(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     OPENING_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     position: _builtins.int
     """Index in the whole sequence: the first generated token has that of the prompt's length."""
@@ -673,6 +686,10 @@ class SessionToken(_message.Message):
         caches do.
         """
 
+    @_builtins.property
+    def logprobs(self) -> _generation_pb2.TokenLogprobs:
+        """To a gateway, if the session asks for it."""
+
     def __init__(
         self,
         *,
@@ -683,11 +700,43 @@ class SessionToken(_message.Message):
         failure: _common_pb2.Failure | None = ...,
         timings: _abc.Iterable[_common_pb2.HopTiming] | None = ...,
         opening: Global___SessionOpening | None = ...,
+        logprobs: _generation_pb2.TokenLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "opening", b"opening"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "logprobs", b"logprobs", "opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "opening", b"opening", "position", b"position", "session_id", b"session_id", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "opening", b"opening", "position", b"position", "session_id", b"session_id", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionToken: _TypeAlias = SessionToken  # noqa: Y015
+
+@_typing.final
+class SessionPromptLogprobs(_message.Message):
+    """Consecutive tokens of a prompt, as far as one step computed what precedes them; they come before
+    the first token of the answer does.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.int
+    position: _builtins.int
+    """Index of the first of them in the prompt, 1 at least."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.int = ...,
+        position: _builtins.int = ...,
+        logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "position", b"position", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionPromptLogprobs: _TypeAlias = SessionPromptLogprobs  # noqa: Y015

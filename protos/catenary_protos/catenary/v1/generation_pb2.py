@@ -26,7 +26,7 @@ from catenary_protos.catenary.v1 import common_pb2 as catenary_dot_v1_dot_common
 from catenary_protos.catenary.v1 import rules_pb2 as catenary_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61tenary/v1/generation.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\x1a\x17\x63\x61tenary/v1/rules.proto\"<\n\x0b\x43hatMessage\x12\x14\n\x04role\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02 @\x12\x17\n\x07\x63ontent\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x12\"\x9a\x07\n\x12SamplingParameters\x12\x39\n\nmax_tokens\x18\x01 \x01(\rB%\xca\xf4\x18!B\x1f\x63lipped to what the model holds\x12\x32\n\nmin_tokens\x18\x02 \x01(\rB\x1e\xca\xf4\x18\x1a\x42\x18\x63ompared with max_tokens\x12\x62\n\x0btemperature\x18\x03 \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12\\\n\x05top_p\x18\x04 \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12.\n\x05top_k\x18\x05 \x01(\rB\x1f\xca\xf4\x18\x1b\x42\x19\x63lipped to the vocabulary\x12i\n\x12repetition_penalty\x18\x06 \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12\x19\n\x04stop\x18\x07 \x03(\tB\x0b\xca\xf4\x18\x07 \x80\x80\x04\x30\x80\x08\x12\x19\n\x04seed\x18\x08 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x13H\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12g\n\x10presence_penalty\x18\n \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12h\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12\\\n\x05min_p\x18\x0c \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12\x34\n\nlogit_bias\x18\r \x03(\x0b\x32\x16.catenary.v1.TokenBiasB\x08\xca\xf4\x18\x04\x30\x80\x80\x04\x42\x07\n\x05_seed\"\xab\x01\n\tTokenBias\x12\x41\n\x08token_id\x18\x01 \x01(\rB/\xca\xf4\x18+B)compared with the vocabulary of its model\x12[\n\x04\x62ias\x18\x02 \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\"\x8e\x04\n\x0fGenerateRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x07\xca\xf4\x18\x03 \x80\x08\x12\x12\n\x02id\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0f\x12\x16\n\x06prompt\x18\x03 \x01(\tB\x06\xca\xf4\x18\x02\x08\x12\x12\x1e\n\ttoken_ids\x18\x04 \x03(\rB\x0b\xca\xf4\x18\x07\x08\x13\x30\x80\x80\x80\x08\x12\x34\n\x08messages\x18\x05 \x03(\x0b\x32\x18.catenary.v1.ChatMessageB\x08\xca\xf4\x18\x04\x30\x80\x80\x04\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.catenary.v1.SamplingParameters\x12@\n\x1atime_to_first_token_slo_ns\x18\x07 \x01(\x04\x42\x1c\xca\xf4\x18\x18\x42\x16\x63lipped by the gateway\x12\x42\n\x1ctime_per_output_token_slo_ns\x18\x08 \x01(\x04\x42\x1c\xca\xf4\x18\x18\x42\x16\x63lipped by the gateway\x12\x31\n\x0b\x64\x65\x61\x64line_ns\x18\t \x01(\x04\x42\x1c\xca\xf4\x18\x18\x42\x16\x63lipped by the gateway\x12\x0f\n\x07timings\x18\n \x01(\x08\x12(\n\x13generated_token_ids\x18\x0b \x03(\rB\x0b\xca\xf4\x18\x07\x08\x13\x30\x80\x80\x80\x08\x12:\n\x08priority\x18\x0c \x01(\x05\x42(\xca\xf4\x18$B\"clipped to what the API key allows\"I\n\x05Usage\x12\x1d\n\rprompt_tokens\x18\x01 \x01(\rB\x06\xca\xf4\x18\x02\x08\x07\x12!\n\x11\x63ompletion_tokens\x18\x02 \x01(\rB\x06\xca\xf4\x18\x02\x08\x07\"y\n\x0bTokenTiming\x12\x18\n\x08token_id\x18\x01 \x01(\rB\x06\xca\xf4\x18\x02\x08\x13\x12!\n\x11since_previous_ns\x18\x02 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12-\n\x04hops\x18\x03 \x03(\x0b\x32\x16.catenary.v1.HopTimingB\x07\xca\xf4\x18\x03\x30\x80\x02\"\xb1\x02\n\x10ObjectivesReport\x12*\n\x1atime_to_first_token_slo_ns\x18\x01 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12,\n\x1ctime_per_output_token_slo_ns\x18\x02 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12&\n\x16time_to_first_token_ns\x18\x03 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12(\n\x18time_per_output_token_ns\x18\x04 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x30\n predicted_time_to_first_token_ns\x18\x05 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x32\n\"predicted_time_per_output_token_ns\x18\x06 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x0b\n\x03met\x18\x07 \x01(\x08\"\xb6\x01\n\x0b\x43hainChange\x12\x13\n\x03how\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0e\x12 \n\x10generated_tokens\x18\x02 \x01(\rB\x06\xca\xf4\x18\x02\x08\x07\x12\x18\n\x08\x61\x66ter_ns\x18\x03 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x18\n\x08stall_ns\x18\x04 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x1e\n\x0b\x66rom_agents\x18\x05 \x03(\tB\t\xca\xf4\x18\x05\x08\x0c\x30\x80\x02\x12\x1c\n\tto_agents\x18\x06 \x03(\tB\t\xca\xf4\x18\x05\x08\x0c\x30\x80\x02\"\xe4\x02\n\x10GenerateResponse\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0f\x12\x14\n\x04text\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x12\x12\x1e\n\ttoken_ids\x18\x03 \x03(\rB\x0b\xca\xf4\x18\x07\x08\x13\x30\x80\x80\x80\x08\x12\x1d\n\rfinish_reason\x18\x04 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0e\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.catenary.v1.Usage\x12\x34\n\x07timings\x18\x06 \x03(\x0b\x32\x18.catenary.v1.TokenTimingB\t\xca\xf4\x18\x05\x30\x80\x80\x80\x08\x12\x31\n\nobjectives\x18\x07 \x01(\x0b\x32\x1d.catenary.v1.ObjectivesReport\x12\x39\n\rchain_changes\x18\x08 \x03(\x0b\x32\x18.catenary.v1.ChainChangeB\x08\xca\xf4\x18\x04\x30\x80\x80\x04\x12 \n\x10generated_before\x18\t \x01(\rB\x06\xca\xf4\x18\x02\x08\x07\x32Y\n\nGeneration\x12K\n\x08Generate\x12\x1c.catenary.v1.GenerateRequest\x1a\x1d.catenary.v1.GenerateResponse\"\x00\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61tenary/v1/generation.proto\x12\x0b\x63\x61tenary.v1\x1a\x18\x63\x61tenary/v1/common.proto\x1a\x17\x63\x61tenary/v1/rules.proto\"<\n\x0b\x43hatMessage\x12\x14\n\x04role\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02 @\x12\x17\n\x07\x63ontent\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x12\"\xae\x0b\n\x12SamplingParameters\x12\x39\n\nmax_tokens\x18\x01 \x01(\rB%\xca\xf4\x18!B\x1f\x63lipped to what the model holds\x12\x32\n\nmin_tokens\x18\x02 \x01(\rB\x1e\xca\xf4\x18\x1a\x42\x18\x63ompared with max_tokens\x12\x62\n\x0btemperature\x18\x03 \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12\\\n\x05top_p\x18\x04 \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12.\n\x05top_k\x18\x05 \x01(\rB\x1f\xca\xf4\x18\x1b\x42\x19\x63lipped to the vocabulary\x12i\n\x12repetition_penalty\x18\x06 \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12\x19\n\x04stop\x18\x07 \x03(\tB\x0b\xca\xf4\x18\x07 \x80\x80\x04\x30\x80\x08\x12\x19\n\x04seed\x18\x08 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x13H\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12g\n\x10presence_penalty\x18\n \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12h\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12\\\n\x05min_p\x18\x0c \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\x12\x34\n\nlogit_bias\x18\r \x03(\x0b\x32\x16.catenary.v1.TokenBiasB\x08\xca\xf4\x18\x04\x30\x80\x80\x04\x12\x19\n\x07grammar\x18\x0e \x01(\tB\x08\xca\xf4\x18\x04 \x80\x80\x04\x12\x64\n\x08logprobs\x18\x0f \x01(\rBM\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.pyH\x01\x88\x01\x01\x12k\n\x0fprompt_logprobs\x18\x10 \x01(\rBM\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.pyH\x02\x88\x01\x01\x12\"\n\x0estop_token_ids\x18\x11 \x03(\rB\n\xca\xf4\x18\x06\x08\x13\x30\x80\x80\x04\x12%\n\x11\x61llowed_token_ids\x18\x12 \x03(\rB\n\xca\xf4\x18\x06\x08\x13\x30\x80\x80\x04\x12\x1e\n\tbad_words\x18\x13 \x03(\tB\x0b\xca\xf4\x18\x07 \x80\x80\x04\x30\x80\x08\x12:\n\rbad_token_ids\x18\x14 \x03(\x0b\x32\x1a.catenary.v1.TokenSequenceB\x07\xca\xf4\x18\x03\x30\x80 \x12\"\n\x1ainclude_stop_str_in_output\x18\x15 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x16 \x01(\x08H\x03\x88\x01\x01\x42\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x16\n\x14_skip_special_tokens\".\n\rTokenSequence\x12\x1d\n\ttoken_ids\x18\x01 \x03(\rB\n\xca\xf4\x18\x06\x08\x13\x30\x80\x80\x04\"\xab\x01\n\tTokenBias\x12\x41\n\x08token_id\x18\x01 \x01(\rB/\xca\xf4\x18+B)compared with the vocabulary of its model\x12[\n\x04\x62ias\x18\x02 \x01(\x02\x42M\xca\xf4\x18IBGrefused with its request: services/catenary_services/domain/sampling.py\"\x8e\x04\n\x0fGenerateRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x07\xca\xf4\x18\x03 \x80\x08\x12\x12\n\x02id\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0f\x12\x16\n\x06prompt\x18\x03 \x01(\tB\x06\xca\xf4\x18\x02\x08\x12\x12\x1e\n\ttoken_ids\x18\x04 \x03(\rB\x0b\xca\xf4\x18\x07\x08\x13\x30\x80\x80\x80\x08\x12\x34\n\x08messages\x18\x05 \x03(\x0b\x32\x18.catenary.v1.ChatMessageB\x08\xca\xf4\x18\x04\x30\x80\x80\x04\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.catenary.v1.SamplingParameters\x12@\n\x1atime_to_first_token_slo_ns\x18\x07 \x01(\x04\x42\x1c\xca\xf4\x18\x18\x42\x16\x63lipped by the gateway\x12\x42\n\x1ctime_per_output_token_slo_ns\x18\x08 \x01(\x04\x42\x1c\xca\xf4\x18\x18\x42\x16\x63lipped by the gateway\x12\x31\n\x0b\x64\x65\x61\x64line_ns\x18\t \x01(\x04\x42\x1c\xca\xf4\x18\x18\x42\x16\x63lipped by the gateway\x12\x0f\n\x07timings\x18\n \x01(\x08\x12(\n\x13generated_token_ids\x18\x0b \x03(\rB\x0b\xca\xf4\x18\x07\x08\x13\x30\x80\x80\x80\x08\x12:\n\x08priority\x18\x0c \x01(\x05\x42(\xca\xf4\x18$B\"clipped to what the API key allows\"K\n\x0bRankedToken\x12\x18\n\x08token_id\x18\x01 \x01(\rB\x06\xca\xf4\x18\x02\x08\x13\x12\"\n\x07logprob\x18\x02 \x01(\x02\x42\x11\xca\xf4\x18\r\x10\xf1\xb1\xff\xff\xff\xff\xff\xff\xff\x01\x18\x00\"\x93\x01\n\rTokenLogprobs\x12\x18\n\x08token_id\x18\x01 \x01(\rB\x06\xca\xf4\x18\x02\x08\x13\x12\"\n\x07logprob\x18\x02 \x01(\x02\x42\x11\xca\xf4\x18\r\x10\xf1\xb1\xff\xff\xff\xff\xff\xff\xff\x01\x18\x00\x12\x14\n\x04rank\x18\x03 \x01(\rB\x06\xca\xf4\x18\x02\x08\x13\x12.\n\x03top\x18\x04 \x03(\x0b\x32\x18.catenary.v1.RankedTokenB\x07\xca\xf4\x18\x03\x30\x80\x02\"I\n\x05Usage\x12\x1d\n\rprompt_tokens\x18\x01 \x01(\rB\x06\xca\xf4\x18\x02\x08\x07\x12!\n\x11\x63ompletion_tokens\x18\x02 \x01(\rB\x06\xca\xf4\x18\x02\x08\x07\"y\n\x0bTokenTiming\x12\x18\n\x08token_id\x18\x01 \x01(\rB\x06\xca\xf4\x18\x02\x08\x13\x12!\n\x11since_previous_ns\x18\x02 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12-\n\x04hops\x18\x03 \x03(\x0b\x32\x16.catenary.v1.HopTimingB\x07\xca\xf4\x18\x03\x30\x80\x02\"\xb1\x02\n\x10ObjectivesReport\x12*\n\x1atime_to_first_token_slo_ns\x18\x01 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12,\n\x1ctime_per_output_token_slo_ns\x18\x02 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12&\n\x16time_to_first_token_ns\x18\x03 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12(\n\x18time_per_output_token_ns\x18\x04 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x30\n predicted_time_to_first_token_ns\x18\x05 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x32\n\"predicted_time_per_output_token_ns\x18\x06 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x0b\n\x03met\x18\x07 \x01(\x08\"\xb6\x01\n\x0b\x43hainChange\x12\x13\n\x03how\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0e\x12 \n\x10generated_tokens\x18\x02 \x01(\rB\x06\xca\xf4\x18\x02\x08\x07\x12\x18\n\x08\x61\x66ter_ns\x18\x03 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x18\n\x08stall_ns\x18\x04 \x01(\x04\x42\x06\xca\xf4\x18\x02\x08\x01\x12\x1e\n\x0b\x66rom_agents\x18\x05 \x03(\tB\t\xca\xf4\x18\x05\x08\x0c\x30\x80\x02\x12\x1c\n\tto_agents\x18\x06 \x03(\tB\t\xca\xf4\x18\x05\x08\x0c\x30\x80\x02\"\xdd\x03\n\x10GenerateResponse\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0f\x12\x14\n\x04text\x18\x02 \x01(\tB\x06\xca\xf4\x18\x02\x08\x12\x12\x1e\n\ttoken_ids\x18\x03 \x03(\rB\x0b\xca\xf4\x18\x07\x08\x13\x30\x80\x80\x80\x08\x12\x1d\n\rfinish_reason\x18\x04 \x01(\tB\x06\xca\xf4\x18\x02\x08\x0e\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.catenary.v1.Usage\x12\x34\n\x07timings\x18\x06 \x03(\x0b\x32\x18.catenary.v1.TokenTimingB\t\xca\xf4\x18\x05\x30\x80\x80\x80\x08\x12\x31\n\nobjectives\x18\x07 \x01(\x0b\x32\x1d.catenary.v1.ObjectivesReport\x12\x39\n\rchain_changes\x18\x08 \x03(\x0b\x32\x18.catenary.v1.ChainChangeB\x08\xca\xf4\x18\x04\x30\x80\x80\x04\x12 \n\x10generated_before\x18\t \x01(\rB\x06\xca\xf4\x18\x02\x08\x07\x12\x37\n\x08logprobs\x18\n \x03(\x0b\x32\x1a.catenary.v1.TokenLogprobsB\t\xca\xf4\x18\x05\x30\x80\x80\x80\x08\x12>\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x1a.catenary.v1.TokenLogprobsB\t\xca\xf4\x18\x05\x30\x80\x80\x80\x08\x32Y\n\nGeneration\x12K\n\x08Generate\x12\x1c.catenary.v1.GenerateRequest\x1a\x1d.catenary.v1.GenerateResponse\"\x00\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -61,6 +61,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMETERS'].fields_by_name['min_p']._serialized_options = b'\312\364\030IBGrefused with its request: services/catenary_services/domain/sampling.py'
   _globals['_SAMPLINGPARAMETERS'].fields_by_name['logit_bias']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS'].fields_by_name['logit_bias']._serialized_options = b'\312\364\030\0040\200\200\004'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['grammar']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['grammar']._serialized_options = b'\312\364\030\004 \200\200\004'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['logprobs']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['logprobs']._serialized_options = b'\312\364\030IBGrefused with its request: services/catenary_services/domain/sampling.py'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['prompt_logprobs']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['prompt_logprobs']._serialized_options = b'\312\364\030IBGrefused with its request: services/catenary_services/domain/sampling.py'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['stop_token_ids']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['stop_token_ids']._serialized_options = b'\312\364\030\006\010\0230\200\200\004'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['allowed_token_ids']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['allowed_token_ids']._serialized_options = b'\312\364\030\006\010\0230\200\200\004'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['bad_words']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['bad_words']._serialized_options = b'\312\364\030\007 \200\200\0040\200\010'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['bad_token_ids']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['bad_token_ids']._serialized_options = b'\312\364\030\0030\200 '
+  _globals['_TOKENSEQUENCE'].fields_by_name['token_ids']._loaded_options = None
+  _globals['_TOKENSEQUENCE'].fields_by_name['token_ids']._serialized_options = b'\312\364\030\006\010\0230\200\200\004'
   _globals['_TOKENBIAS'].fields_by_name['token_id']._loaded_options = None
   _globals['_TOKENBIAS'].fields_by_name['token_id']._serialized_options = b'\312\364\030+B)compared with the vocabulary of its model'
   _globals['_TOKENBIAS'].fields_by_name['bias']._loaded_options = None
@@ -85,6 +101,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST'].fields_by_name['generated_token_ids']._serialized_options = b'\312\364\030\007\010\0230\200\200\200\010'
   _globals['_GENERATEREQUEST'].fields_by_name['priority']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['priority']._serialized_options = b'\312\364\030$B\"clipped to what the API key allows'
+  _globals['_RANKEDTOKEN'].fields_by_name['token_id']._loaded_options = None
+  _globals['_RANKEDTOKEN'].fields_by_name['token_id']._serialized_options = b'\312\364\030\002\010\023'
+  _globals['_RANKEDTOKEN'].fields_by_name['logprob']._loaded_options = None
+  _globals['_RANKEDTOKEN'].fields_by_name['logprob']._serialized_options = b'\312\364\030\r\020\361\261\377\377\377\377\377\377\377\001\030\000'
+  _globals['_TOKENLOGPROBS'].fields_by_name['token_id']._loaded_options = None
+  _globals['_TOKENLOGPROBS'].fields_by_name['token_id']._serialized_options = b'\312\364\030\002\010\023'
+  _globals['_TOKENLOGPROBS'].fields_by_name['logprob']._loaded_options = None
+  _globals['_TOKENLOGPROBS'].fields_by_name['logprob']._serialized_options = b'\312\364\030\r\020\361\261\377\377\377\377\377\377\377\001\030\000'
+  _globals['_TOKENLOGPROBS'].fields_by_name['rank']._loaded_options = None
+  _globals['_TOKENLOGPROBS'].fields_by_name['rank']._serialized_options = b'\312\364\030\002\010\023'
+  _globals['_TOKENLOGPROBS'].fields_by_name['top']._loaded_options = None
+  _globals['_TOKENLOGPROBS'].fields_by_name['top']._serialized_options = b'\312\364\030\0030\200\002'
   _globals['_USAGE'].fields_by_name['prompt_tokens']._loaded_options = None
   _globals['_USAGE'].fields_by_name['prompt_tokens']._serialized_options = b'\312\364\030\002\010\007'
   _globals['_USAGE'].fields_by_name['completion_tokens']._loaded_options = None
@@ -133,24 +161,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE'].fields_by_name['chain_changes']._serialized_options = b'\312\364\030\0040\200\200\004'
   _globals['_GENERATERESPONSE'].fields_by_name['generated_before']._loaded_options = None
   _globals['_GENERATERESPONSE'].fields_by_name['generated_before']._serialized_options = b'\312\364\030\002\010\007'
+  _globals['_GENERATERESPONSE'].fields_by_name['logprobs']._loaded_options = None
+  _globals['_GENERATERESPONSE'].fields_by_name['logprobs']._serialized_options = b'\312\364\030\0050\200\200\200\010'
+  _globals['_GENERATERESPONSE'].fields_by_name['prompt_logprobs']._loaded_options = None
+  _globals['_GENERATERESPONSE'].fields_by_name['prompt_logprobs']._serialized_options = b'\312\364\030\0050\200\200\200\010'
   _globals['_CHATMESSAGE']._serialized_start=96
   _globals['_CHATMESSAGE']._serialized_end=156
   _globals['_SAMPLINGPARAMETERS']._serialized_start=159
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=1081
-  _globals['_TOKENBIAS']._serialized_start=1084
-  _globals['_TOKENBIAS']._serialized_end=1255
-  _globals['_GENERATEREQUEST']._serialized_start=1258
-  _globals['_GENERATEREQUEST']._serialized_end=1784
-  _globals['_USAGE']._serialized_start=1786
-  _globals['_USAGE']._serialized_end=1859
-  _globals['_TOKENTIMING']._serialized_start=1861
-  _globals['_TOKENTIMING']._serialized_end=1982
-  _globals['_OBJECTIVESREPORT']._serialized_start=1985
-  _globals['_OBJECTIVESREPORT']._serialized_end=2290
-  _globals['_CHAINCHANGE']._serialized_start=2293
-  _globals['_CHAINCHANGE']._serialized_end=2475
-  _globals['_GENERATERESPONSE']._serialized_start=2478
-  _globals['_GENERATERESPONSE']._serialized_end=2834
-  _globals['_GENERATION']._serialized_start=2836
-  _globals['_GENERATION']._serialized_end=2925
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1613
+  _globals['_TOKENSEQUENCE']._serialized_start=1615
+  _globals['_TOKENSEQUENCE']._serialized_end=1661
+  _globals['_TOKENBIAS']._serialized_start=1664
+  _globals['_TOKENBIAS']._serialized_end=1835
+  _globals['_GENERATEREQUEST']._serialized_start=1838
+  _globals['_GENERATEREQUEST']._serialized_end=2364
+  _globals['_RANKEDTOKEN']._serialized_start=2366
+  _globals['_RANKEDTOKEN']._serialized_end=2441
+  _globals['_TOKENLOGPROBS']._serialized_start=2444
+  _globals['_TOKENLOGPROBS']._serialized_end=2591
+  _globals['_USAGE']._serialized_start=2593
+  _globals['_USAGE']._serialized_end=2666
+  _globals['_TOKENTIMING']._serialized_start=2668
+  _globals['_TOKENTIMING']._serialized_end=2789
+  _globals['_OBJECTIVESREPORT']._serialized_start=2792
+  _globals['_OBJECTIVESREPORT']._serialized_end=3097
+  _globals['_CHAINCHANGE']._serialized_start=3100
+  _globals['_CHAINCHANGE']._serialized_end=3282
+  _globals['_GENERATERESPONSE']._serialized_start=3285
+  _globals['_GENERATERESPONSE']._serialized_end=3762
+  _globals['_GENERATION']._serialized_start=3764
+  _globals['_GENERATION']._serialized_end=3853
 # @@protoc_insertion_point(module_scope)

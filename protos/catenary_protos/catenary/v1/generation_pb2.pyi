@@ -58,6 +58,15 @@ class SamplingParameters(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    BAD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Most tokens to generate; 0: as many as the model's context leaves room for."""
     min_tokens: _builtins.int
@@ -76,6 +85,20 @@ class SamplingParameters(_message.Message):
     frequency_penalty: _builtins.float
     min_p: _builtins.float
     """Tokens less likely than this share of the likeliest one's probability are left out; 0: none."""
+    grammar: _builtins.str
+    """What the answer must match, in the serial form of llguidance: a JSON object with "grammars", or
+    Lark. Empty: anything.
+    """
+    logprobs: _builtins.int
+    """Every token of the answer comes with its log probability and those of so many of the likeliest
+    ones; unset: none does.
+    """
+    prompt_logprobs: _builtins.int
+    """The same of the tokens of the prompt, all but the first; unset: none."""
+    include_stop_str_in_output: _builtins.bool
+    """The text of an answer ends with the stop text, or the stop token, that ended it."""
+    skip_special_tokens: _builtins.bool
+    """False: special tokens of the answer are part of its text. Unset counts as true."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Generation ends before the first of these texts. Watched by the gateway."""
@@ -83,6 +106,22 @@ class SamplingParameters(_message.Message):
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenBias]:
         """Added to the logits of these tokens, each named once, before anything else."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Generation ends with the first of these tokens, also with ignore_eos."""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """No other tokens are generated; empty: all may be."""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that are not generated, by whichever tokens the gateway encodes them."""
+
+    @_builtins.property
+    def bad_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """Sequences of tokens that are not generated; the gateway adds those of bad_words."""
 
     def __init__(
         self,
@@ -100,16 +139,58 @@ class SamplingParameters(_message.Message):
         frequency_penalty: _builtins.float = ...,
         min_p: _builtins.float = ...,
         logit_bias: _abc.Iterable[Global___TokenBias] | None = ...,
+        grammar: _builtins.str = ...,
+        logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        bad_token_ids: _abc.Iterable[Global___TokenSequence] | None = ...,
+        include_stop_str_in_output: _builtins.bool = ...,
+        skip_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "allowed_token_ids", b"allowed_token_ids", "bad_token_ids", b"bad_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
 
 Global___SamplingParameters: _TypeAlias = SamplingParameters  # noqa: Y015
+
+@_typing.final
+class TokenSequence(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
 
 @_typing.final
 class TokenBias(_message.Message):
@@ -198,6 +279,66 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class RankedToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    logprob: _builtins.float
+    """-9999 stands for whatever is less."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankedToken: _TypeAlias = RankedToken  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """One token of an answer or a prompt, by the logarithms of the probabilities of its place: log_softmax
+    of what the model computes, before biases, penalties, temperature and filters.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    logprob: _builtins.float
+    """-9999 stands for whatever is less."""
+    rank: _builtins.int
+    """1 for the likeliest token, 2 for the next; 0: an agent of an older release computed none of this."""
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedToken]:
+        """As many of the likeliest as were asked for, likeliest first."""
+
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        top: _abc.Iterable[Global___RankedToken] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -352,6 +493,8 @@ class GenerateResponse(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     CHAIN_CHANGES_FIELD_NUMBER: _builtins.int
     GENERATED_BEFORE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     text: _builtins.str
     finish_reason: _builtins.str
@@ -378,6 +521,14 @@ class GenerateResponse(_message.Message):
     def chain_changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainChange]:
         """Only in the last response; in order."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """If asked for: one for each of token_ids."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """If asked for, in the first response: one for each token of the prompt but the first."""
+
     def __init__(
         self,
         *,
@@ -390,10 +541,12 @@ class GenerateResponse(_message.Message):
         objectives: Global___ObjectivesReport | None = ...,
         chain_changes: _abc.Iterable[Global___ChainChange] | None = ...,
         generated_before: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_changes", b"chain_changes", "finish_reason", b"finish_reason", "generated_before", b"generated_before", "id", b"id", "objectives", b"objectives", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain_changes", b"chain_changes", "finish_reason", b"finish_reason", "generated_before", b"generated_before", "id", b"id", "logprobs", b"logprobs", "objectives", b"objectives", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

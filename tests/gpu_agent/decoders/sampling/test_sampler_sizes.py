@@ -40,7 +40,11 @@ from catenary_services.domain.sampler_sizes import (
     SamplerSizes,
     sampler_sizes,
 )
-from catenary_services.domain.sampling import MAX_BIASED_TOKENS, SamplingParameters
+from catenary_services.domain.sampling import (
+    MAX_BIASED_TOKENS,
+    MAX_LISTED_TOKENS,
+    SamplingParameters,
+)
 from small_models.allocations import malloc_bytes, torch_peak_bytes
 from small_models.tiny_decoders import LAYERS, make_tiny_decoder
 
@@ -179,8 +183,9 @@ def test_pytorch_keeps_counts_to_the_byte(sessions: int) -> None:
 
 def test_numpy_keeps_what_was_said_to_the_byte_and_no_more_than_the_table_says() -> None:
     sizes = sizes_of("numpy")
+    listed = tuple(range(MAX_LISTED_TOKENS))
     for prompt in (1, 100, 1000):
-        made = sampler(1, prompt, **ALL)
+        made = sampler(1, prompt, **ALL, stop_token_ids=listed, allowed_token_ids=listed)
         said, before = made.said, 12 * (prompt + 20)
         assert said is not None
         assert said.memory_bytes == before
@@ -188,6 +193,7 @@ def test_numpy_keeps_what_was_said_to_the_byte_and_no_more_than_the_table_says()
             made.accept(token)
         assert said.memory_bytes == before + 2 * 12 * SAID_TOKENS
         kept = said.memory_bytes + made.biased.nbytes + made.bias.nbytes
+        kept += made.only.nbytes + made._ends.nbytes
         counters = sizes.fixed_bytes
         assert kept + counters <= sizes.kept_bytes(1, made.position)
         assert sizes.kept_bytes(1, made.position) - kept - counters < 12 * SAID_TOKENS

@@ -1,0 +1,1 @@
+"""The forms in which models write calls of tools."""

@@ -1,0 +1,97 @@
+"""The process that tries grammars out, so that none of them can hold up or end a gateway.
+
+It reads a `GrammarOrder` on each line of its input, and writes a `GrammarAnswer` for it. A grammar
+that takes more processor time than its order says, or more memory than there is, ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+
+import msgspec
+
+from catenary_services.errors import InvalidInput
+from catenary_services.grammar.vocabulary import FIELD, TokenVocabulary
+
+KEPT = 4
+"""Number of vocabularies that are kept; a further one takes the place of the oldest."""
+_STACK_BYTES = 2 << 20
+"""Less than a thread of an agent has: what overflows there overflows here first."""
+
+
+class GrammarOrder(msgspec.Struct, frozen=True):
+    """A grammar to be tried out."""
+
+    model: str
+    """The name under which the vocabulary is kept."""
+    tokenizer: str
+    """The content of tokenizer.json; empty if the model's was sent before."""
+    size: int
+    grammar: str
+    answer: tuple[int, ...]
+    """Tokens that an answer has already."""
+    cpu_s: int
+    """The most seconds of processor time."""
+
+
+class GrammarAnswer(msgspec.Struct, frozen=True):
+    """The result of trying a grammar out: a problem, or an empty text."""
+
+    problem: str
+
+
+def main(memory_bytes: int) -> None:
+    """Answers orders until the input ends."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    threading.stack_size(_STACK_BYTES)
+    vocabularies: dict[str, TokenVocabulary] = {}
+    for line in sys.stdin.buffer:
+        order = msgspec.json.decode(line, type=GrammarOrder)
+        answers: list[GrammarAnswer] = []
+        thread = threading.Thread(target=_answer, args=(vocabularies, order, answers))
+        thread.start()
+        thread.join()
+        sys.stdout.buffer.write(msgspec.json.encode(answers[0]) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _answer(
+    vocabularies: dict[str, TokenVocabulary], order: GrammarOrder, answers: list[GrammarAnswer]
+) -> None:
+    problem = ""
+    try:
+        if order.tokenizer:
+            vocabularies.pop(order.model, None)
+            vocabularies[order.model] = TokenVocabulary(order.tokenizer, order.size, ())
+            if len(vocabularies) > KEPT:
+                del vocabularies[next(iter(vocabularies))]
+        _bound(order.cpu_s)
+        matcher = vocabularies[order.model].matcher(order.grammar)
+        if order.answer:
+            matcher.accept(order.answer)
+        if not matcher.allowed().any():
+            problem = "matches no text that the model can say"
+    except InvalidInput as error:
+        problem = error.message.partition(": ")[2]
+        if error.field != FIELD:
+            problem = f"needs a tokenizer that can be used: {error.message}"
+    except MemoryError:
+        os.abort()  # as the engine does when it gets no memory
+    except BaseException as error:  # a panic of the engine is no `Exception`
+        problem = f"cannot be compiled: {type(error).__name__}"
+    answers.append(GrammarAnswer(problem))
+
+
+def _bound(more_s: int) -> None:
+    """Has the kernel end this process if it takes that much more processor time."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = int(used.ru_utime + used.ru_stime) + 1 + more_s
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Grammars that answers must match: what every process that compiles one has in common."""
