@@ -35,21 +35,13 @@ from catenary_gateway.openai_http.responses.response_calls import (
 )
 from catenary_gateway.openai_http.responses.response_request import ResponseBody
 
-_CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-_PROMPT = {"model": "m", "prompt": "hi"}
+_CHAT = ReadBody(chat_of, "chat", {"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+_COMPLETION = ReadBody(completion_of, "completions", {"model": "m", "prompt": "hi"})
 _KEPT = "/v1/responses/{response_id}"
 
 ROUTES = (
-    HttpRoute(
-        "POST", "/v1/chat/completions", answer_chat, ReadBody(chat_of, "chat", _CHAT), streams=True
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/completions",
-        answer_completion,
-        ReadBody(completion_of, "completions", _PROMPT),
-        streams=True,
-    ),
+    HttpRoute("POST", "/v1/chat/completions", answer_chat, _CHAT, streams=True),
+    HttpRoute("POST", "/v1/completions", answer_completion, _COMPLETION, streams=True),
     HttpRoute("POST", "/v1/responses", answer_response, ResponseBody, streams=True),
     HttpRoute("GET", _KEPT, answer_kept_response),
     HttpRoute("DELETE", _KEPT, delete_response),

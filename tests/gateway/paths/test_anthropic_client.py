@@ -18,6 +18,8 @@ ASKED = {
     "messages": [{"role": "user", "content": "hi"}],
 }
 
+THINKING = {"type": "enabled", "budget_tokens": 1024}
+
 
 def client_of(stage: TextStage, key: str = "any") -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=stage.http, api_key=key, max_retries=0, timeout=30.0)
@@ -65,8 +67,7 @@ async def test_errors_are_typed(tmp_path: Path) -> None:
             with pytest.raises(anthropic.BadRequestError, match="max_tokens: "):
                 await client.messages.create(**(ASKED | {"max_tokens": 0}))
             with pytest.raises(anthropic.BadRequestError, match="thinking: "):
-                thinking = {"type": "enabled", "budget_tokens": 1024}
-                await client.messages.create(**(ASKED | {"max_tokens": 2048}), thinking=thinking)
+                await client.messages.create(**ASKED, thinking=THINKING)
             await client.messages.create(**ASKED)
             with pytest.raises(anthropic.RateLimitError):
                 await client.messages.create(**ASKED)

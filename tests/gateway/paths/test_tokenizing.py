@@ -83,7 +83,7 @@ async def test_tokens_become_the_text_that_they_are_of(running: TextStage) -> No
             {"model": "tiny", "prompt": "a", "add_special_tokens": 1},
         ),
         ("/detokenize", "tokens", {"model": "tiny"}),
-        ("/detokenize", "tokens", {"model": "tiny", "tokens": [259]}),
+        ("/detokenize", "tokens", {"model": "tiny", "tokens": [100_000]}),
         ("/detokenize", "tokens[1]", {"model": "tiny", "tokens": [1, -1]}),
         ("/detokenize", "tokens[0]", {"model": "tiny", "tokens": ["a"]}),
         ("/detokenize", "tokens[0]", {"model": "tiny", "tokens": [2**40]}),
