@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from generation_harness import TextStage
-from small_models.encoder_agent import all_paths_stage
+from shared_helpers.encoder_agent import all_paths_stage
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from catenary_services.security.keys import add_key
 from generation_harness import TextStage
-from small_models.encoder_agent import all_paths_stage
+from shared_helpers.encoder_agent import all_paths_stage
 
 ASKED = {
     "model": "tiny",

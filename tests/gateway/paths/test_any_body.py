@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from catenary_gateway.openai_http.description.route_table import HttpRoute, ReadBody
 from catenary_gateway.openai_http.paths import ROUTES
 from generation_harness import TextStage
-from small_models.encoder_agent import all_paths_stage
+from shared_helpers.encoder_agent import all_paths_stage
 
 WITH_BODIES = [route for route in ROUTES if route.body is not None]
 VALUES = st.recursive(

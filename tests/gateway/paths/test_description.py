@@ -18,7 +18,7 @@ from catenary_gateway.openai_http.parameters import PARAMETERS, ParameterKind
 from catenary_gateway.openai_http.paths import ROUTES
 from catenary_services.security.keys import add_key
 from generation_harness import TextStage
-from small_models.encoder_agent import all_paths_stage
+from shared_helpers.encoder_agent import all_paths_stage
 
 PAGE = "https://page.example"
 

@@ -13,7 +13,7 @@ import pytest
 from catenary_gateway.openai_http.encoders.embeddings import shortened
 from catenary_services.security.keys import add_key
 from generation_harness import TextStage
-from small_models.encoder_agent import (
+from shared_helpers.encoder_agent import (
     MOST,
     SENTENCES,
     SHORTENED,

@@ -14,7 +14,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.security.keys import add_key
 from gateway_harness import Down
 from generation_harness import Session, TextStage
-from small_models.encoder_agent import all_paths_stage
+from shared_helpers.encoder_agent import all_paths_stage
 
 ASKED = {
     "model": "tiny",

@@ -20,7 +20,7 @@ from catenary_gateway.tensors.raw_tensors import object_array
 from catenary_gateway.tensors.token_tensors import with_tokens
 from catenary_services.errors import InvalidInput
 from generation_harness import TextStage
-from small_models.encoder_agent import (
+from shared_helpers.encoder_agent import (
     CLASSES,
     JUDGE,
     MOST,

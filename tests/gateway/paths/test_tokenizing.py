@@ -10,7 +10,7 @@ import pytest
 from catenary_gateway.openai_http.models import tokenizing
 from catenary_services.security.keys import add_key
 from generation_harness import SESSION_TOKENS, TextStage
-from small_models.encoder_agent import MOST, SENTENCES, all_paths_stage, word_tokenizer
+from shared_helpers.encoder_agent import MOST, SENTENCES, all_paths_stage, word_tokenizer
 from small_models.tiny_tokenizer import BEGIN, END, tokens_of
 
 SAID = [{"role": "user", "content": "hi"}]
