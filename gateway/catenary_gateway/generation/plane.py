@@ -80,7 +80,7 @@ class GenerationStream:
     @property
     def stop_text(self) -> str:
         """The stop text at which the answer ended; empty if it ended, or goes on, otherwise."""
-        return self._session.text.stop_text
+        return self.session.text.stop_text
 
     @property
     def objectives(self) -> ObjectivesReport:

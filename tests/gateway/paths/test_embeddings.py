@@ -129,7 +129,7 @@ WRONG = [
     ("user", {"user": 5}),
     ("priority", {"priority": 2**31}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 5}),
-    ("body", {"dimensions": 10**400}),
+    ("dimensions", {"dimensions": 10**400}),
 ]
 
 

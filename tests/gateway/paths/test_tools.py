@@ -13,7 +13,7 @@ import aiohttp
 import openai
 import pytest
 
-from generation_harness import Session, TextStage, text_stage
+from generation_harness import Session, TextStage, generating, text_stage
 from small_models.tiny_tokenizer import MORE, text_model
 from small_models.tool_templates import QWEN3
 
@@ -44,7 +44,8 @@ async def model_that_says(
     async def script(session: Session) -> None:
         await session.say(text, finish=finish)
 
-    async with text_stage(tmp_path, files=partial(text_model, **files)) as stage:
+    models = [generating(session_tokens=4096)]
+    async with text_stage(tmp_path, models=models, files=partial(text_model, **files)) as stage:
         stage.agent.script = script
         url = f"{stage.http}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
