@@ -32,7 +32,7 @@ async def asking(running: TextStage) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 
 async def test_a_message_is_answered(asking: anthropic.AsyncAnthropic) -> None:
-    found = await asking.messages.create(**ASKED, system="be", temperature=0.5)
+    found = await asking.messages.create(**ASKED, system="be", extra_body={"temperature": 0.5})
     assert [block.text for block in found.content] == ["Hello!"]
     assert (found.role, found.model, found.stop_reason) == ("assistant", "tiny", "end_turn")
     assert (found.usage.input_tokens, found.usage.output_tokens) == (33, 7)
