@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,7 +47,8 @@ async def with_tokens(
         if spec.name not in _KINDS or len(spec.shape) != 2:
             text = f"model {model.key} takes {spec.name!r}, which is not made of texts"
             raise NoActivePlan(text, details={"model": str(model.key)})
-    texts = [] if request.token_rows else next(iter(request.inputs.values())).tolist()
+    given = () if request.token_rows else tuple(request.inputs.values())
+    texts: list[Any] = given[0].tolist() if given else []
     for index, row in enumerate(texts):
         size = max(map(len, row)) if isinstance(row, list) else len(row)
         if size > LONGEST_TEXT_BYTES:

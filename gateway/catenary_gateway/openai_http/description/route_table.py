@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,20 +37,22 @@ class ReadBody:
         return list(noted.names)
 
 
-class _NotedFields(dict[str, Any]):
+class _NotedFields(Mapping[str, Any]):
     """The fields of a body, with a note of which were looked at."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        super().__init__(fields)
+        self._fields = fields
         self.names: dict[str, None] = {}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.names[name] = None
-        return super().get(name, default)
 
     def __getitem__(self, name: str) -> Any:
         self.names[name] = None
-        return super().__getitem__(name)
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
 
 @dataclass(frozen=True, slots=True)
