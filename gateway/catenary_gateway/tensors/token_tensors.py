@@ -129,7 +129,10 @@ def _tokens(
             encoded.truncate(most)
     known: dict[bytes, Encoding] = dict(zip(unlike, found, strict=True))
     finisher = _finisher(tokenizer, most)
-    ready = (finisher.post_process(*(known[text] for text in row)) for row in rows)
+    ready = (
+        finisher.post_process(known[row[0]], known[row[1]] if len(row) > 1 else None)
+        for row in rows
+    )
     return [_Row(encoded.ids, encoded.type_ids) for encoded in ready]
 
 

@@ -14,14 +14,14 @@ from catenary_gateway.openai_http.anthropic.message_input import (
     chat_tool_choice,
     chat_tools,
 )
-from catenary_gateway.openai_http.calls.bodies import ModelName, refuse, typed
+from catenary_gateway.openai_http.calls.bodies import ModelName, RefusedFields, refuse, typed
 from catenary_gateway.openai_http.calls.prompt_calls import fields_called
 from catenary_gateway.openai_http.completion_request import CompletionRequest, chat_of
 from catenary_gateway.openai_http.fields import Fields
 
 _NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
 _FUNCTION = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
-_REFUSED = {
+_REFUSED: RefusedFields = {
     "container": ((), "is not offered"),
     "context_management": (({},), "is not offered: nothing of a conversation is left out"),
     "mcp_servers": (([],), "is not offered: tools are the client's"),

@@ -18,6 +18,8 @@ _LONGEST = 200
 ModelName = Annotated[
     str, msgspec.Meta(min_length=1, description="A model, as `name` or `name:version`.")
 ]
+RefusedFields = Mapping[str, tuple[tuple[Any, ...], str]]
+"""For each field the values that change nothing, and why others are refused."""
 UserName = Annotated[str | None, msgspec.Meta(description="Whom the request is for; ignored.")]
 
 
@@ -68,13 +70,8 @@ def typed(fields: Mapping[str, Any], kind: type[T]) -> T:
         raise InvalidInput("body", "has a number or a nesting beyond all bounds") from None
 
 
-def refuse(fields: Mapping[str, Any], refused: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
-    """Raises InvalidInput for fields that would change the answer and are not offered.
-
-    Args:
-        fields: The fields of a body.
-        refused: For each such field the values that change nothing, and why others are refused.
-    """
+def refuse(fields: Mapping[str, Any], refused: RefusedFields) -> None:
+    """Raises InvalidInput for fields that would change the answer and are not offered."""
     for name in fields.keys() & refused.keys():
         harmless, why = refused[name]
         value = fields[name]

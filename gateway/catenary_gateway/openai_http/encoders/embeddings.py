@@ -137,7 +137,8 @@ def shortened(rows: Vectors, size: int) -> Vectors:
     """Returns the first `size` numbers of each vector, divided by their length."""
     cut = rows[:, :size]
     lengths = np.linalg.norm(cut, axis=1, keepdims=True)
-    return (cut / np.maximum(lengths, _LEAST)).astype(np.float32, copy=False)
+    made: Vectors = cut / np.maximum(lengths, _LEAST)
+    return made
 
 
 def _embedding(row: Vectors, encoding: str) -> Any:

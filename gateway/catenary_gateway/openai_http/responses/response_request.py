@@ -13,6 +13,7 @@ from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.intake import MOST_MESSAGES
 from catenary_gateway.openai_http.calls.bodies import (
     ModelName,
+    RefusedFields,
     SamplingBody,
     UserName,
     refuse,
@@ -37,7 +38,7 @@ _NAMES = {
 }
 _PARTS = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
 _MOST_METADATA = 16
-_REFUSED = {
+_REFUSED: RefusedFields = {
     "background": ((False,), "is not offered: a response is made while its client waits"),
     "conversation": ((), "is not offered: continue by previous_response_id"),
     "context_management": (([], {}), "is not offered"),

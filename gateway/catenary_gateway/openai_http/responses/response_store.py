@@ -74,7 +74,8 @@ class ResponseStore:
     def find(self, owner: str, response_id: str) -> StoredResponse | None:
         """Returns a response of a key; None if it is not kept, or is another key's."""
         self._expire()
-        return self._kept.get(owner, {}).get(response_id)
+        kept = self._kept.get(owner)
+        return None if kept is None else kept.get(response_id)
 
     def drop(self, owner: str, response_id: str) -> bool:
         """Drops a response of a key; returns False if it is not kept, or is another key's."""
