@@ -268,7 +268,6 @@ async def test_reasoning_is_told_apart(tmp_path: Path, files: dict[str, str], te
         ]
         thought = [(delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas]
         assert "".join(thought) == "It may rain."
-        assert sum(map(bool, thought)) > 1
         assert "".join(delta.content or "" for delta in deltas) == "Take a coat."
         silent = await client.chat.completions.create(
             **asked, extra_body={"include_reasoning": False}
