@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from catenary_protos.catenary.v1 import generation_pb2
+from chat_texts.tool_templates import DEEPSEEK, HERMES, LLAMA3, MISTRAL, QWEN3, THINKING
 from generation_harness import Session, TextStage, generating, text_stage
 from small_models.tiny_tokenizer import END, MORE, text_model
-from small_models.tool_templates import DEEPSEEK, HERMES, LLAMA3, MISTRAL, QWEN3, THINKING
 
 CITY = {
     "type": "object",
