@@ -36,9 +36,7 @@ class Noted(dict[str, object]):
 
 
 def named(path: str, kind: ParameterKind) -> dict[str, Parameter]:
-    return {
-        each.name: each for each in PARAMETERS if path in each.paths and each.kind is kind
-    }
+    return {each.name: each for each in PARAMETERS if path in each.paths and each.kind is kind}
 
 
 @pytest.mark.parametrize(("path", "read"), READERS.items())
