@@ -8,7 +8,13 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from catenary_gateway.openai_http.parameters import BOTH, CHATS, PARAMETERS, Parameter, ParameterKind
+from catenary_gateway.openai_http.parameters import (
+    BOTH,
+    CHATS,
+    PARAMETERS,
+    Parameter,
+    ParameterKind,
+)
 from docs_build.reference.markdown import code, table
 
 PAGE = Path(__file__).parent.parent / "docs/openai.md"

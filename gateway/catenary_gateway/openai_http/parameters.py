@@ -75,7 +75,9 @@ def _taken(paths: frozenset[str], **texts: str) -> Iterable[Parameter]:
 def _refused(
     paths: frozenset[str], names: str, text: str, harmless: Callable[[Any], bool] = _NOTHING
 ) -> Iterable[Parameter]:
-    return (Parameter(name, paths, ParameterKind.REFUSED, text, harmless) for name in names.split(", "))
+    return (
+        Parameter(name, paths, ParameterKind.REFUSED, text, harmless) for name in names.split(", ")
+    )
 
 
 def _ignored(paths: frozenset[str], names: str, text: str) -> Iterable[Parameter]:
