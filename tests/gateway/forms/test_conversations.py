@@ -19,8 +19,8 @@ from catenary_gateway.generation.forms.conversations import written_out
 from catenary_gateway.generation.forms.tool_use import ToolDefinition
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_services.errors import InvalidInput
+from chat_texts.tool_templates import DEEPSEEK, HERMES, LLAMA3, MISTRAL, QWEN3
 from small_models.tiny_tokenizer import TEMPLATE, text_model
-from small_models.tool_templates import DEEPSEEK, HERMES, LLAMA3, MISTRAL, QWEN3
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = (

@@ -16,8 +16,7 @@ from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput, NoActivePlan
 from catenary_services.models.model_repository import REASONING_PARSERS, TOOL_PARSERS
-from small_models.tiny_tokenizer import MORE, TEMPLATE, text_model
-from small_models.tool_templates import (
+from chat_texts.tool_templates import (
     DEEPSEEK,
     HERMES,
     LLAMA3,
@@ -27,6 +26,7 @@ from small_models.tool_templates import (
     THINKING,
     XML_CALLS,
 )
+from small_models.tiny_tokenizer import MORE, TEMPLATE, text_model
 
 TAGS, ALWAYS = ReasoningForm(assumed=False), ReasoningForm(assumed=True)
 

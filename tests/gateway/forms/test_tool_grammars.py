@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -20,9 +19,8 @@ from catenary_gateway.generation.forms.reasoning import ReasoningForm, ThinkingS
 from catenary_gateway.generation.forms.tool_use import ToolDefinition, ToolUse
 from catenary_gateway.openai_http.tool_fields import MOST_TOOLS
 from catenary_services.errors import InvalidInput
+from catenary_services.grammar.vocabulary import TokenVocabulary
 from small_models.tiny_tokenizer import END, MORE, tiny_tokenizer, tokens_of
-
-llguidance = pytest.importorskip("llguidance")
 
 MARKS = (
     *("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
@@ -44,23 +42,24 @@ CONTENT = json.dumps({"grammars": [{"json_schema": {"type": "array"}}]})
 
 
 @pytest.fixture(scope="module")
-def tokens() -> Any:
-    text = tiny_tokenizer(*MARKS).to_str()
-    return llguidance.LLTokenizer(text, n_vocab=MORE + len(MARKS), eos_token=END, slices=[])
+def tokens() -> TokenVocabulary:
+    """The vocabulary of a tiny model, as agents have it."""
+    return TokenVocabulary(tiny_tokenizer(*MARKS).to_str(), MORE + len(MARKS), (END,))
 
 
-def admits(tokens: Any, grammar: str, text: str, special: Mapping[str, int]) -> bool:
+def admits(tokens: TokenVocabulary, grammar: str, text: str, special: Mapping[str, int]) -> bool:
     """True if a whole answer matches a grammar."""
-    matcher = llguidance.LLMatcher(tokens, grammar)
-    assert not matcher.is_error(), matcher.get_error()
+    matcher = tokens.matcher(grammar)
     ids: list[int] = []
     while text:
         mark = next((mark for mark in special if text.startswith(mark)), "")
         ids += [special[mark]] if mark else tokens_of(text[0])
         text = text[len(mark or text[0]) :]
-    return matcher.validate_tokens(ids) == len(ids) and (
-        matcher.consume_tokens(ids) and matcher.is_accepting()
-    )
+    try:
+        matcher.accept(ids)
+    except InvalidInput:
+        return False
+    return bool(matcher.allowed()[END])
 
 
 def use(*, required: bool = True, parallel: bool = True) -> ToolUse:
@@ -108,7 +107,7 @@ REQUIRED: list[tuple[ToolForm, list[str], list[str], list[str]]] = [
 @pytest.mark.parametrize("special", [{}, SPECIAL])
 @pytest.mark.parametrize(("form", "single", "several", "wrong"), REQUIRED)
 def test_forced_calls_are_calls_and_nothing_else(
-    tokens: Any,
+    tokens: TokenVocabulary,
     form: ToolForm,
     single: list[str],
     several: list[str],
@@ -151,7 +150,11 @@ FREE: list[tuple[ToolForm, list[str], list[str]]] = [
 @pytest.mark.parametrize("special", [{}, SPECIAL])
 @pytest.mark.parametrize(("form", "right", "wrong"), FREE)
 def test_free_answers_are_held_to_a_grammar_from_their_first_call_on(
-    tokens: Any, form: ToolForm, right: list[str], wrong: list[str], special: Mapping[str, int]
+    tokens: TokenVocabulary,
+    form: ToolForm,
+    right: list[str],
+    wrong: list[str],
+    special: Mapping[str, int],
 ) -> None:
     grammar = AnswerSyntax(ModelForms(form, None, special), use(required=False)).grammar("")
     assert [text for text in right if not admits(tokens, grammar, text, special)] == []
@@ -179,7 +182,7 @@ UNDECIDED, THINKING, ANSWERING = ThinkingState
 )
 @pytest.mark.parametrize(("content", "answer"), [("", TAGGED), (CONTENT, "[1, 2]")])
 def test_grammars_begin_behind_the_reasoning(
-    tokens: Any,
+    tokens: TokenVocabulary,
     begin: ThinkingState,
     right: list[str],
     wrong: list[str],
@@ -197,7 +200,7 @@ def test_grammars_begin_behind_the_reasoning(
 @pytest.mark.parametrize("special", [{}, SPECIAL])
 @pytest.mark.parametrize("content", [CONTENT, "start: /[a-c]+/"])
 def test_an_answer_is_a_call_or_matches_its_own_grammar(
-    tokens: Any, content: str, special: Mapping[str, int]
+    tokens: TokenVocabulary, content: str, special: Mapping[str, int]
 ) -> None:
     model = ModelForms(HermesForm(), ReasoningForm(assumed=False), special)
     form = AnswerSyntax(model, use(required=False), THINKING)
@@ -218,22 +221,27 @@ def test_content_that_may_look_like_a_call_is_refused(form: ToolForm) -> None:
     assert caught.value.field == "response_format"
 
 
-def test_an_answer_has_so_many_calls_at_most(tokens: Any) -> None:
+def test_an_answer_has_so_many_calls_at_most(tokens: TokenVocabulary) -> None:
     grammar = AnswerSyntax(ModelForms(HermesForm()), use()).grammar("")
     assert admits(tokens, grammar, "\n".join([TAGGED_NOW] * MOST_CALLS), {})
     assert not admits(tokens, grammar, "\n".join([TAGGED_NOW] * (MOST_CALLS + 1)), {})
 
 
-def test_keywords_without_a_grammar_count_for_strict_tools_only(tokens: Any) -> None:
+def test_keywords_without_a_grammar_count_for_strict_tools_only(tokens: TokenVocabulary) -> None:
     odd = {"type": "object", "properties": {"x": {"type": "string", "format": "odd-format"}}}
     for strict in (True, False):
         tool = (ToolDefinition("odd", "", odd, strict),)
-        form = AnswerSyntax(ModelForms(HermesForm()), ToolUse(tool, tool, required=True))
-        matcher = llguidance.LLMatcher(tokens, form.grammar(""))
-        assert matcher.is_error() == strict
+        grammar = AnswerSyntax(
+            ModelForms(HermesForm()), ToolUse(tool, tool, required=True)
+        ).grammar("")
+        if strict:
+            with pytest.raises(InvalidInput):
+                tokens.matcher(grammar)
+        else:
+            tokens.matcher(grammar)
 
 
-def test_as_many_tools_as_a_request_may_have_are_forced(tokens: Any) -> None:
+def test_as_many_tools_as_a_request_may_have_are_forced(tokens: TokenVocabulary) -> None:
     many = tuple(ToolDefinition(f"tool-{number}", "", CITY) for number in range(MOST_TOOLS))
     grammar = AnswerSyntax(ModelForms(HermesForm()), ToolUse(many, many, required=True)).grammar("")
     assert admits(tokens, grammar, TAGGED.replace("weather", "tool-77"), {})

@@ -51,6 +51,44 @@ async def test_choices_have_seeds_of_their_own_and_one_prompt(running: TextStage
         assert len({tuple(each.token_ids) for each in openings(running)}) == 1
 
 
+async def test_choices_on_one_ring_share_the_prompt_of_the_first(tmp_path: Path) -> None:
+    async with text_stage(tmp_path, agents=2) as stage, client_of(stage) as client:
+        starts = iter(["agent-0", "agent-0", "agent-1"])
+
+        def script(submit: scheduler_pb2.SubmitSession) -> list[Down]:
+            return [stage.scheduler.start_session(submit.request_id, next(starts))]
+
+        stage.scheduler.session_script = script
+        asking = asyncio.create_task(client.chat.completions.create(**ASKED, n=3))
+        first, second = await stage.agents[0].session(), await stage.agents[0].session()
+        third = await stage.agents[1].session()
+        shared = [each.opening.shares_prompt_of for each in (first, second, third)]
+        assert shared == [0, first.session_id, 0]
+        # Whoever is started again reads all of it.
+        await second.fail()
+        await stage.scheduler.hear("session_failed")
+        stage.scheduler.send(stage.scheduler.start_session(second.opening.request_id, "agent-0"))
+        again = await stage.agents[0].session()
+        assert again.opening.shares_prompt_of == 0
+        for session, text in ((first, "a"), (again, "b"), (third, "c")):
+            await session.say(text, finish="stop")
+        answer = await asking
+        assert [choice.message.content for choice in answer.choices] == ["a", "b", "c"]
+
+
+async def test_a_scored_prompt_is_not_shared(running: TextStage) -> None:
+    async with client_of(running) as client:
+        with pytest.raises(openai.APIError):  # this agent scores nothing
+            await client.completions.create(
+                model="tiny",
+                prompt="ab",
+                n=2,
+                extra_body={"prompt_logprobs": 0},
+                extra_headers={"x-deadline-ms": "300"},
+            )
+    assert {each.shares_prompt_of for each in openings(running)} == {0}
+
+
 async def test_choices_of_a_stream_take_turns(running: TextStage) -> None:
     async with client_of(running) as client:
         stream = await client.chat.completions.create(

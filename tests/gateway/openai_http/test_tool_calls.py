@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from catenary_protos.catenary.v1 import generation_pb2
-from generation_harness import Session, TextStage, text_stage
+from chat_texts.tool_templates import DEEPSEEK, HERMES, LLAMA3, MISTRAL, QWEN3, THINKING
+from generation_harness import Session, TextStage, generating, text_stage
 from small_models.tiny_tokenizer import END, MORE, text_model
-from small_models.tool_templates import DEEPSEEK, HERMES, LLAMA3, MISTRAL, QWEN3, THINKING
 
 CITY = {
     "type": "object",
@@ -34,6 +34,8 @@ SAID = [{"role": "user", "content": "How is it outside?"}]
 ASKED: dict[str, Any] = {"model": "tiny", "messages": SAID, "tools": [WEATHER, NOW]}
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 TWO = f'{ONE}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+SESSION_TOKENS = 8192
+"""Tools take room, as each byte of the prompt is a token."""
 
 
 @asynccontextmanager
@@ -45,7 +47,8 @@ async def model_that_says(
     async def script(session: Session) -> None:
         await session.say(text, finish=finish)
 
-    async with text_stage(tmp_path, files=partial(text_model, **files)) as stage:
+    made, models = partial(text_model, **files), [generating(session_tokens=SESSION_TOKENS)]
+    async with text_stage(tmp_path, files=made, models=models) as stage:
         stage.agent.script = script
         url = f"{stage.http}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
@@ -115,7 +118,8 @@ async def test_calls_are_streamed_as_openai_does(tmp_path: Path) -> None:
 
 
 async def test_arguments_come_before_the_call_is_complete(tmp_path: Path) -> None:
-    async with text_stage(tmp_path) as stage:
+    models = [generating(session_tokens=SESSION_TOKENS)]
+    async with text_stage(tmp_path, models=models) as stage:
         url = f"{stage.http}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
             asking = asyncio.create_task(client.chat.completions.create(**ASKED, stream=True))
@@ -264,7 +268,6 @@ async def test_reasoning_is_told_apart(tmp_path: Path, files: dict[str, str], te
         ]
         thought = [(delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas]
         assert "".join(thought) == "It may rain."
-        assert sum(map(bool, thought)) > 1
         assert "".join(delta.content or "" for delta in deltas) == "Take a coat."
         silent = await client.chat.completions.create(
             **asked, extra_body={"include_reasoning": False}

@@ -50,14 +50,14 @@ def forms_of(
     if reasoning_parser == RECOGNISED:
         reasoning_parser = reasoning_parser_in(template)
     later = ARGUMENTS_MARK in template
-    tools = {
+    tools: dict[str, ToolForm | None] = {
         "hermes": HermesForm(),
         "llama3_json": LlamaForm(),
         "mistral": MistralForm(later=later),
         "json": PlainJsonForm(),
         _NONE: None,
     }
-    reasoning = {
+    reasoning: dict[str, ReasoningForm | None] = {
         "qwen3": ReasoningForm(assumed=False),
         "deepseek_r1": ReasoningForm(assumed=True),
         _NONE: None,

@@ -105,7 +105,10 @@ def _sources_in(files: VerifiedReading, config: Mapping[str, Any]) -> dict[str, 
     if source is None:
         return {}
     named = source if isinstance(source, list) else [{"name": "default", "template": source}]
-    sources = {each["name"]: each["template"] for each in named}
+    try:
+        sources = {str(each["name"]): each["template"] for each in named}
+    except (KeyError, TypeError):
+        raise ValueError("tokenizer_config.json: chat_template has no names") from None
     if not all(isinstance(each, str) for each in sources.values()):
         raise ValueError("tokenizer_config.json: chat_template is not a text")
     return {name: sources[name] for name in ("default", "tool_use") if name in sources}

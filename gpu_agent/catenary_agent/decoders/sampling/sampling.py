@@ -72,7 +72,7 @@ class SessionSampler:
         self._stops = frozenset(parameters.stop_token_ids)
         self._end_set = frozenset(end_token_ids)
         self._ends = np.array(sorted(self._end_set | self._stops), np.int64)
-        self._bad_words = None
+        self._bad_words: BadWords | None = None
         if parameters.bad_token_ids:
             self._bad_words = BadWords(parameters.bad_token_ids, token_ids[prompt_tokens:])
         self.biased = np.array([token for token, _ in parameters.logit_bias], np.int64)

@@ -264,5 +264,5 @@ class CallParser(ABC):
         return joined
 
 
-def _kind_of(event: AnswerEvent | None) -> tuple[type[AnswerEvent | None], int]:
+def _kind_of(event: AnswerEvent | None) -> tuple[type[object], int]:
     return type(event), event.index if isinstance(event, ArgumentsPiece) else -1

@@ -1,0 +1,1 @@
+"""Texts of chats as published models have them."""
