@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import json
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -81,9 +80,8 @@ def dense_model(repository: ModelRepository, name: str, hidden: int, layers: int
 
 
 def cpu_ns(pid: int) -> int:
-    """Returns the CPU time that all threads of a process have used, in nanoseconds."""
-    tasks = os.scandir(f"/proc/{pid}/task")
-    return sum(int(Path(task.path, "schedstat").read_text().split()[0]) for task in tasks)
+    """Returns the CPU time that a process has used, in nanoseconds, with threads that ended."""
+    return time.clock_gettime_ns(~pid << 3 | 2)  # Linux's clock of another process's CPU time
 
 
 async def bare_grpc_server_ms(requests: int) -> float:
