@@ -102,7 +102,7 @@ def probe_model(inputs: Sequence[TensorSpec], run: RunAll, order: ProbeOrder) ->
     free = [i for i, spec in enumerate(inputs) if spec.shape[:1] == (ANY,)]
     batched: frozenset[str] = frozenset()
     if len(free) == len(inputs):
-        other = example or _larger(random_inputs(inputs, 1, sizes[0], seed=1))
+        other = example or _unlike(small, random_inputs(inputs, 1, sizes[0], seed=1))
         pairs = [_attempt(run, _rows(*rows)) or {} for rows in ((small, other), (other, small))]
         batched = frozenset(
             name
@@ -188,9 +188,16 @@ def random_inputs(
     return made
 
 
-def _larger(values: Values) -> Values:
-    """Returns values beside which those of another row stand out if rows share a scale."""
-    return {name: 8 * each if each.dtype.kind == "f" else each for name, each in values.items()}
+def _unlike(values: Values, others: Values) -> Values:
+    """Returns a row that changes another beside it if they share a scale, a sum or a choice.
+
+    Args:
+        values: The other row.
+        others: Values that are taken where there are no floating-point numbers.
+    """
+    return {
+        name: -8 * each if each.dtype.kind == "f" else others[name] for name, each in values.items()
+    }
 
 
 def _rows(first: Values, second: Values) -> Values:

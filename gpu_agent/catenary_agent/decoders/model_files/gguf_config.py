@@ -72,7 +72,8 @@ def config_of(reader: Any) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": architecture,
         "architectures": [ARCHITECTURES[architecture]],
-        **{ours: _size(said, architecture, theirs) for theirs, ours in _SIZES.items()},
+        # Some architectures have lists, with a number for each layer: these are not read.
+        **{ours: int(_number(said, architecture, theirs)) for theirs, ours in _SIZES.items()},
         "rms_norm_eps": _number(said, architecture, "attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -83,15 +84,14 @@ def config_of(reader: Any) -> dict[str, Any]:
     elif architecture == "qwen2":
         del config["attention_bias"]  # it always has those of queries, keys and values
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    keys = said.get("attention.head_count_kv")
-    config["num_key_value_heads"] = (
-        heads if keys is None else _size(said, architecture, "attention.head_count_kv")
-    )
+    keys = int(_number(said, architecture, "attention.head_count_kv", heads))
+    config["num_key_value_heads"] = keys
     config["head_dim"] = _head_size(said, architecture, hidden // heads)
     config["vocab_size"] = _vocabulary(said, architecture, tensors)
     config["rope_parameters"] = _rotation(said, architecture, config, tensors)
-    window = said.get("attention.sliding_window")
-    if window and window < config["max_position_embeddings"]:
+    context = config["max_position_embeddings"]
+    window = said.get("attention.sliding_window") or context
+    if not isinstance(window, int) or window < context:
         raise _refused(architecture, "attention.sliding_window", window)
     return config | _tokens(reader)
 
@@ -139,22 +139,17 @@ def _refused(architecture: str, name: str, value: Any) -> InvalidInput:
     return InvalidInput(f"{architecture}.{name}", f"is {shown}, which is not understood")
 
 
-def _number(said: Mapping[str, Any], architecture: str, name: str) -> float:
-    value = said.get(name)
+def _number(
+    said: Mapping[str, Any], architecture: str, name: str, absent: float | None = None
+) -> float:
+    value = said.get(name, absent)
     if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise InvalidInput(f"{architecture}.{name}", f"is {value!r}, which is no positive number")
     return float(value)
 
 
-def _size(said: Mapping[str, Any], architecture: str, name: str) -> int:
-    # Some architectures have a list, with a number for each layer: that is not read.
-    return int(_number(said, architecture, name))
-
-
 def _head_size(said: Mapping[str, Any], architecture: str, usual: int) -> int:
-    size = usual
-    if "attention.key_length" in said:
-        size = _size(said, architecture, "attention.key_length")
+    size = int(_number(said, architecture, "attention.key_length", usual))
     for name in ("attention.value_length", "rope.dimension_count"):
         if name in said and said[name] != size:
             text = f"is {said[name]!r}, which is not the {size} of its heads"
@@ -194,9 +189,10 @@ def _rotation(
     tensors: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Returns the parameters of the rotary embedding, as llama.cpp reads them."""
-    base = {"rope_theta": float(said.get("rope.freq_base", _USUAL_BASE))}
+    base = {"rope_theta": _number(said, architecture, "rope.freq_base", _USUAL_BASE)}
     # The former key counts where the newer one is absent, and a factor alone is a linear one.
-    factor = float(said.get("rope.scaling.factor") or said.get("rope.scale_linear") or 1.0)
+    named = "rope.scaling.factor" if "rope.scaling.factor" in said else "rope.scale_linear"
+    factor = 1.0 if said.get(named) == 0 else _number(said, architecture, named, 1.0)
     kind = said.get("rope.scaling.type", "linear")
     factors = tensors.get(ROTATION_FACTORS)
     if factors is not None:
@@ -211,14 +207,14 @@ def _rotation(
     if kind != "yarn":
         raise _refused(architecture, "rope.scaling.type", kind)
     context = config["max_position_embeddings"]
+    scaling = "rope.scaling"
+    length = _number(said, architecture, f"{scaling}.original_context_length", context)
     return base | {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": int(
-            said.get("rope.scaling.original_context_length", context)
-        ),
-        "beta_fast": float(said.get("rope.scaling.yarn_beta_fast", 32.0)),
-        "beta_slow": float(said.get("rope.scaling.yarn_beta_slow", 1.0)),
+        "original_max_position_embeddings": int(length),
+        "beta_fast": _number(said, architecture, f"{scaling}.yarn_beta_fast", 32.0),
+        "beta_slow": _number(said, architecture, f"{scaling}.yarn_beta_slow", 1.0),
     }
 
 
