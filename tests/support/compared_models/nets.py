@@ -235,9 +235,8 @@ def _made(net: Net) -> tuple[Any, tuple[Any, ...]]:
 
 def _answers(net: Net, module: Any) -> Answers:
     def answers(inputs: Arrays) -> list[np.ndarray]:
-        with torch.no_grad():
-            found = module(*(torch.from_numpy(inputs[name]) for name in net.names))
-        return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
+        found = module(*(torch.from_numpy(inputs[name]) for name in net.names))
+        return [each.detach().numpy() for each in (found if isinstance(found, tuple) else (found,))]
 
     return answers
 

@@ -108,19 +108,17 @@ def branching(repository: ModelRepository) -> None:
 
 
 def _layers(repository: ModelRepository, opset: int = 18, kind: int = FLOAT) -> None:
-    """Writes layers that have a norm, an activation and a reshape by a size of the input."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["h0"], to=FLOAT),
-        helper.make_node("Shape", ["h0"], ["sizes"]),
-    ]
+    """Writes layers that have a projection, a softmax and a residual connection."""
+    nodes = [helper.make_node("Cast", ["x"], ["h0"], to=FLOAT)]
     weights = []
     for at in range(3):
+        out = f"h{at + 1}" if at < 2 else "y"
         weights += [_weight(f"weight_{at}", 8, 8), _weight(f"bias_number_{at}", 8)]
         nodes += [
             helper.make_node("MatMul", [f"h{at}", f"weight_{at}"], [f"m{at}"]),
             helper.make_node("Add", [f"m{at}", f"bias_number_{at}"], [f"a{at}"]),
             helper.make_node("Softmax", [f"a{at}"], [f"s{at}"], axis=-1),
-            helper.make_node("Reshape", [f"s{at}", "sizes"], [f"h{at + 1}" if at < 2 else "y"]),
+            helper.make_node("Add", [f"s{at}", f"h{at}"], [out]),
         ]
     made(repository, nodes, weights, opsets={"": opset}, kind=kind)
 

@@ -80,7 +80,7 @@ def plain_reader(file: Path) -> Any:
     """
     import gguf
 
-    class PlainReader(gguf.GGUFReader):
+    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
         @property
         def data(self) -> _Array:
             return self._data
