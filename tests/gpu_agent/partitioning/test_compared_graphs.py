@@ -71,10 +71,11 @@ def test_files_that_cannot_be_served_are_refused(tmp_path: Path, what: str) -> N
     check_refused("ONNX", what, refused.value.message)
 
 
-@pytest.mark.parametrize("what", nets.REFUSED)
-def test_programs_that_cannot_be_served_are_refused(tmp_path: Path, what: str) -> None:
-    repository = repository_of(tmp_path, "pytorch_exported")
+@pytest.mark.parametrize("what", nets.REFUSED, ids=", ".join)
+def test_exports_that_cannot_be_served_are_refused(tmp_path: Path, what: tuple[str, str]) -> None:
+    form = "pytorch_exported" if what[0] == "torch.export" else "onnxruntime_onnx"
+    repository = repository_of(tmp_path, form)
     nets.REFUSED[what](repository)
     with pytest.raises(InvalidInput) as refused:
         prepare_model(repository, KEY)
-    check_refused("torch.export", what, refused.value.message)
+    check_refused(*what, refused.value.message)

@@ -58,7 +58,7 @@ _BY_FAMILY = {
     "qwen3": GgufCase("qwen3", {"head_dim": 32}),
 }
 _BY_TYPE = {
-    kind: GgufCase("llama", _WIDE, kind)
+    kind: GgufCase("llama", _WIDE if kind.endswith("_K") else {}, kind)
     for kind in (
         *("F32", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "MXFP4"),
         *KEPT,
@@ -74,7 +74,7 @@ GRAPHS = (
     ("GGUF F16", "llama, llama3"),
     ("GGUF F16", "qwen2"),
     ("GGUF F16", "qwen3"),
-    ("GGUF Q4_K", "llama"),
+    ("GGUF Q8_0", "llama"),
 )
 """Those of `CASES` of which graphs are made."""
 

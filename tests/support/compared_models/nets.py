@@ -211,6 +211,7 @@ def onnx_cases() -> dict[tuple[str, str], GraphCase]:
         )
         for form, dynamo in _EXPORTERS.items()
         for name, net in NETS.items()
+        if (form, name) not in REFUSED
     }
 
 
@@ -220,6 +221,7 @@ def program_cases() -> dict[tuple[str, str], GraphCase]:
             partial(_write_program, net), partial(_requests, net), net.batched, "pytorch_exported"
         )
         for name, net in NETS.items()
+        if ("torch.export", name) not in REFUSED
     }
 
 
@@ -319,10 +321,18 @@ def _no_archive(repository: ModelRepository) -> None:
     repository.model_file(KEY).write_bytes(b"PK not an archive")
 
 
-REFUSED: dict[str, Callable[[ModelRepository], None]] = {
-    "a request is remembered": partial(_export_program, Remembers),
-    "an input is changed": partial(_export_program, ChangesItsInput),
-    "random numbers": partial(_export_program, Dices),
-    "no archive": _no_archive,
+REFUSED: dict[tuple[str, str], Callable[[ModelRepository], object]] = {
+    ("torch.export", "a request is remembered"): partial(_export_program, Remembers),
+    ("torch.export", "an input is changed"): partial(_export_program, ChangesItsInput),
+    ("torch.export", "random numbers"): partial(_export_program, Dices),
+    ("torch.export", "no archive"): _no_archive,
+    # PyTorch does not export parts of these again, or has written the sizes of the example.
+    **{
+        ("torch.export", name): partial(_write_program, NETS[name])
+        for name in ("ids and mask, length free", "steps of time first")
+    },
+    ("ONNX, by dynamo=False", "ids and mask, length free"): partial(
+        _write_onnx, NETS["ids and mask, length free"], False
+    ),
 }
-"""By what is special of the program."""
+"""By the form of the files and what is special of the model."""
