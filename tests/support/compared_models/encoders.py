@@ -20,7 +20,7 @@ class EncoderCase:
 
     family: str
     pooling: str = "mean"
-    """"mean", "cls", "max", or "" for a head that classifies."""
+    """The pooling: "mean", "cls" or "max"; "" for a head that classifies."""
     normalises: bool = True
     is_slow: bool = False
 
