@@ -243,11 +243,12 @@ def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     theirs = gguf.GGUFReader
-    gguf.GGUFReader = lambda _: reader  # transformers would read the whole file again
+    # transformers would read the whole file again
+    vars(gguf)["GGUFReader"] = lambda _: reader
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             file.parent, gguf_file=file.name, trust_remote_code=False
         )
     finally:
-        gguf.GGUFReader = theirs
+        vars(gguf)["GGUFReader"] = theirs
     tokenizer.save_pretrained(folder)

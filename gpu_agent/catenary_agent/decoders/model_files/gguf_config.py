@@ -49,7 +49,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """The tokens at which llama.cpp ends a text."""
 _USUAL_BASE = 10000.0
-_LLAMA_3 = {
+_LLAMA_3: Mapping[str, float] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -170,7 +170,7 @@ def _vocabulary(said: Mapping[str, Any], architecture: str, tensors: Mapping[str
 
 def _tokens(reader: Any) -> dict[str, Any]:
     prefix = "tokenizer.ggml."
-    made = {}
+    made: dict[str, int | list[int]] = {}
     for ours, theirs in (("bos_token_id", "bos_token_id"), ("pad_token_id", "padding_token_id")):
         value = _value(reader, prefix + theirs, None)
         if value is not None:
@@ -240,12 +240,12 @@ def _like_llama3(factors: np.ndarray[Any, Any], base: float, head: int) -> dict[
         slope, offset = np.polyfit(frequencies[between], smooth, 1)
         if slope > 0 > offset:
             high = 1 - 1 / float(offset)
-            length = round(float(slope) * (high - 1))
+            original = round(float(slope) * (high - 1))
             candidates.append(
                 {
                     "low_freq_factor": 1.0,
                     "high_freq_factor": high,
-                    "original_max_position_embeddings": length,
+                    "original_max_position_embeddings": original,
                 }
             )
     for each in candidates:

@@ -80,8 +80,8 @@ def plain_reader(file: Path) -> Any:
     """
     import gguf
 
-    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
-        @property
+    class PlainReader(gguf.GGUFReader):
+        @property  # type: ignore[override]
         def data(self) -> _Array:
             return self._data
 
