@@ -105,7 +105,7 @@ class TokenUnits:
         return units * self.tokens // self.shortest
 
     def extremes(self, units: int) -> tuple[tuple[int, int], ...]:
-        """Returns batches of a size, as rows and tokens, the slowest of which is the slowest of all.
+        """Returns batches of a size, as rows and tokens, of which one is the slowest there is.
 
         What a batch costs is convex in the length of its rows, as attention is quadratic in it, and
         grows with their number. So it costs most if its rows are as long or as short as they can
