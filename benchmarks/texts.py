@@ -24,6 +24,7 @@ import numpy as np
 import catenary
 from benchmarks.end_to_end import cluster_of, pipeline_of
 from catenary_agent.encoders.importing import import_encoder
+from catenary_agent.words import words
 from catenary_lab.limits import Figure, at_least, at_most
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
@@ -32,16 +33,18 @@ DATA = Path(".catenary/bench-texts")
 BY_TOKENS, BY_ROWS = ModelKey("minilm", "1"), ModelKey("minilm-rows", "1")
 OF_LIBRARY = 0.9
 """The least share of the library's throughput (issue 21, check 4)."""
-_WORDS = """the of and a to in is was for on that with as it by at from his an were are which this be
-had or has first their but not one its new after who they two been other when time all can more""".split()
+_WORDS = words("""
+    the of and a to in is was for on that with as it by at from his an were are which this be had or
+    has first their but not one its new after who they two been other when time all can more
+""")
 _LONGEST = 256
 
 
 def texts_of(count: int, seed: int = 1) -> list[str]:
     """Returns texts whose lengths are spread as those of sentences and paragraphs are."""
     source = np.random.default_rng(seed)
-    words = np.clip(source.lognormal(2.7, 0.9, count), 1, _LONGEST - 2).astype(int)
-    return [" ".join(source.choice(_WORDS, number)) for number in words]
+    lengths = np.clip(source.lognormal(2.7, 0.9, count), 1, _LONGEST - 2).astype(int)
+    return [" ".join(source.choice(_WORDS, length)) for length in lengths]
 
 
 class Library:
