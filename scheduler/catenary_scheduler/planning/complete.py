@@ -64,9 +64,9 @@ def complete_plan(
     The times of a stage are the longest ones measured in its pool. A batch size whose compute alone
     takes longer than the SLO, or that was not measured everywhere, is lowered to the largest that
     fits. Batches of texts become room for as many texts of full length, counted in units. Transfers
-    are not counted here, because the book knows the links and turns away requests
-    that would be late. Chains have no deadline: `service_ns` only tells which of them is faster,
-    and `latency` how long prompts and steps take on them.
+    are not counted here, because the book knows the links and turns away requests that would be
+    late. Chains have no deadline: `service_ns` only tells which of them is faster, and `latency`
+    how long prompts and steps take on them.
 
     Raises:
         PlanInfeasible: The blocks do not cover the model, a time was not measured, or not even one
