@@ -7,6 +7,7 @@ in a batch. Both compute with the same number of threads.
 
 The same graph is served twice: with batches by a budget of tokens, and with batches of rows, as
 models are served whose blocks were prepared by an earlier release. The three are interleaved.
+Then the texts are requests of their own, with a deadline, in an order by chance.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _WORDS = sorted(
 """)
 )
 _LONGEST = 256
+_SLO_MS, _IN_FLIGHT, _PAUSE_S = 1000.0, 64, 0.1
 
 
 def texts_of(count: int, seed: int = 1) -> list[str]:
@@ -95,13 +97,37 @@ def prepared(source: Path) -> int:
     return table.blocks
 
 
+async def in_time(client: catenary.AsyncClient, name: str, texts: Sequence[str]) -> float:
+    """Returns the texts per second that are answered within a second, each a request of its own.
+
+    64 requests are in flight; one that is refused, or late, is not sent again.
+    """
+    left, good = iter(texts), 0
+
+    async def ask() -> None:
+        nonlocal good
+        for text in left:
+            try:
+                given = np.array([text], np.object_)
+                await client.infer(name, {"text": given}, slo_ms=_SLO_MS)
+                good += 1
+            except catenary.CatenaryError:
+                await asyncio.sleep(_PAUSE_S)
+
+    start = time.perf_counter()
+    await asyncio.gather(*(ask() for _ in range(_IN_FLIGHT)))
+    return good / (time.perf_counter() - start)
+
+
 async def compared(source: Path, count: int, rounds: int, threads: int) -> list[Figure]:
     """Serves the texts in all three ways, in turns."""
     blocks = await asyncio.to_thread(prepared, source)
     library = await asyncio.to_thread(Library, source, threads)
     texts = texts_of(count)
     given = np.array(texts, np.object_)
+    mixed = np.random.default_rng(2).permutation(texts).tolist()
     took: dict[str, list[float]] = {}
+    single: dict[str, list[float]] = {}
     apart = 0.0
 
     names = (BY_TOKENS.name, BY_ROWS.name)
@@ -119,10 +145,14 @@ async def compared(source: Path, count: int, rounds: int, threads: int) -> list[
                 answer = await client.infer(name, {"text": given}, slo_ms=600_000)
                 spent[name] = time.perf_counter() - start
                 apart = max(apart, float(np.abs(answer.outputs["sentence_embedding"] - want).max()))
+            alone = {name: await in_time(client, name, mixed) for name in names}
             if number:  # the first round warms up, and the book learns its times
                 for name, seconds in spent.items():
                     took.setdefault(name, []).append(seconds)
+                for name, rate in alone.items():
+                    single.setdefault(name, []).append(rate)
     rates = {name: count / statistics.median(seconds) for name, seconds in took.items()}
+    alone_rates = {name: statistics.median(each) for name, each in single.items()}
     shares = [a / b for a, b in zip(took["library"], took[BY_TOKENS.name], strict=True)]
     return [
         at_least(
@@ -134,6 +164,8 @@ async def compared(source: Path, count: int, rounds: int, threads: int) -> list[
         at_most("  by a budget of tokens", rates[BY_TOKENS.name], "texts/s"),
         at_most("  in batches of rows, as before", rates[BY_ROWS.name], "texts/s"),
         at_most(f"  library, {threads} thread(s)", rates["library"], "texts/s"),
+        at_most("requests of one text in time, by tokens", alone_rates[BY_TOKENS.name], "texts/s"),
+        at_most("  in batches of rows, as before", alone_rates[BY_ROWS.name], "texts/s"),
         at_most("  largest difference of an embedding's number", apart, "", 1e-5),
     ]
 

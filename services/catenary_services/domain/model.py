@@ -113,9 +113,12 @@ class TokenUnits:
         """
         room = units * self.tokens
         full, few = room // self.text_tokens, -(-room // self.text_tokens)
-        batches = [(full, self.text_tokens)] if full else []
-        batches += [(few, room // few), (room // self.shortest, self.shortest)]
-        return tuple(dict.fromkeys(batches))
+        batches = [
+            (full, self.text_tokens),
+            (few, room // few),
+            (room // self.shortest, self.shortest),
+        ]
+        return tuple(dict.fromkeys((n, long) for n, long in batches if n and long >= self.shortest))
 
 
 @dataclass(frozen=True, slots=True)

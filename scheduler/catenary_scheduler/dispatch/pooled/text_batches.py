@@ -1,16 +1,20 @@
 """Batches of texts: whole rows of unlike lengths, within a budget of tokens.
 
 Rows of a batch are filled up to the longest of them, and what is filled up is computed as well. So
-a batch is as large as its rows times the longest. Rows are taken in the order in which they are to
-be served, the head first. A run of rows of one length joins if that takes no longer than computing
-these rows by themselves, by the times that batches are booked with: on a device that is busy with
-few tokens, only rows of about one length share a batch; on one that takes about as long for many,
-rows of all lengths do. What is left out has its turn with the next batch, as its head if need be.
+a batch is as large as its rows times the longest.
+
+A batch begins with the head, the row that is to be served first. Of the others those nearest to it
+in length come first, shorter ones before longer ones. A run of rows of one length joins if that
+takes no longer than computing these rows by themselves, by the times that batches are booked with:
+where time grows with every token, only rows of about one length share a batch; on a device that
+takes about as long for few tokens as for many, rows of all lengths do. What is left out has its
+turn with the next batch, as its head if need be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from catenary_scheduler.dispatch.pooled.tracking import RowRange
 from catenary_services.domain.ids import Nanoseconds
@@ -24,17 +28,17 @@ class TextBatch:
     """Rows that may go together in one batch.
 
     Attributes:
-        counts: How many rows of each range are in it, the first ones; ranges behind are not.
+        counts: How many rows of each range are in it, the first ones; of others there are none.
         rows: Number of rows.
         tokens: Tokens of the longest one.
         is_full: True if not even one more row fits, however short it is.
-        leaves_rows: True if rows that were looked at are left out.
+        leaves_rows: True if rows are left out.
     """
 
     __slots__ = ("counts", "is_full", "leaves_rows", "rows", "tokens")
 
-    def __init__(self) -> None:
-        self.counts: list[int] = []
+    def __init__(self, ranges: int) -> None:
+        self.counts = [0] * ranges
         self.rows = 0
         self.tokens = 0
         self.is_full = False
@@ -46,12 +50,12 @@ def least_size(rows: RowRange, units: TokenUnits | None) -> int:
 
     Where lengths are not known, rows count as texts of full length.
     """
-    if units is None:
-        return 1
+    return 1 if units is None else min(units.per_text, units.of(1, _first_tokens(rows, units)))
+
+
+def _first_tokens(rows: RowRange, units: TokenUnits) -> int:
     lengths = rows.request.texts
-    if lengths is None:
-        return units.per_text
-    return min(units.per_text, units.of(1, lengths.tokens[lengths.run_at(rows.first)]))
+    return units.text_tokens if lengths is None else lengths.tokens[lengths.run_at(rows.first)]
 
 
 def pack_texts(
@@ -63,19 +67,24 @@ def pack_texts(
     """Returns the batch of at most `limit` units that begins with the first of some rows.
 
     Args:
-        ranges: Rows that may go together, those to be served first before the others.
+        ranges: Rows that may go together, those to be served first before the others; the first of
+            each are the shortest.
         units: The units in which batches are counted.
         limit: The largest batch. The first row has to fit into it.
         work_ns: What a batch of 1, 2, .. units takes.
     """
     room = limit * units.tokens
-    batch = TextBatch()
-    for part in ranges:
-        taken = _join(batch, part, units, room, work_ns)
-        batch.counts.append(taken)
-        batch.leaves_rows = batch.leaves_rows or taken < part.count
+    parts = list(islice(ranges, _MOST_LOOKED_AT))
+    tokens = [_first_tokens(part, units) for part in parts]
+    head = tokens[0]
+    nearest = [((each > head, abs(each - head)), at) for at, each in enumerate(tokens) if at]
+    batch = TextBatch(len(parts))
+    for at in [0, *[at for _, at in sorted(nearest)]]:
+        part = parts[at]
+        batch.counts[at] = _join(batch, part, units, room, work_ns)
+        batch.leaves_rows = batch.leaves_rows or batch.counts[at] < part.count
         batch.is_full = (batch.rows + 1) * batch.tokens > room
-        if batch.is_full or len(batch.counts) >= _MOST_LOOKED_AT:
+        if batch.is_full:
             break
     return batch
 
@@ -102,9 +111,9 @@ def _join(
         elif fitting <= 0:
             break
         else:
-            together = work_ns[units.of(batch.rows + fitting, longest) - 1]
-            apart = work_ns[units.of(batch.rows, batch.tokens) - 1]
-            if together > apart + work_ns[units.of(fitting, tokens) - 1]:
+            together = _work(work_ns, units, (batch.rows + fitting) * longest)
+            apart = _work(work_ns, units, batch.rows * batch.tokens)
+            if together > apart + _work(work_ns, units, fitting * tokens):
                 break
         batch.rows += fitting
         batch.tokens = longest
@@ -113,3 +122,15 @@ def _join(
         if fitting < count:
             break
     return taken
+
+
+def _work(work_ns: Sequence[Nanoseconds], units: TokenUnits, tokens: int) -> Nanoseconds:
+    """Returns what a batch of so many tokens takes: times between those of sizes are on a line."""
+    whole, rest = divmod(tokens, units.tokens)
+    if whole == 0:
+        step = work_ns[1] - work_ns[0] if len(work_ns) > 1 else 0
+        return max(0, work_ns[0] - step * (units.tokens - rest) // units.tokens)
+    if rest == 0 or whole >= len(work_ns):
+        return work_ns[min(whole, len(work_ns)) - 1]
+    below = work_ns[whole - 1]
+    return below + (work_ns[whole] - below) * rest // units.tokens
