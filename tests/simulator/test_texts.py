@@ -19,7 +19,7 @@ from scheduling_cases.pipelines import CATS, MS, joins, pipeline, plan, served, 
 UNITS = TokenUnits(16, 256)
 TIMES_MS = tuple(1 + 0.5 * units for units in range(1, 65))
 EXACT = NoiseFactors(0.0, 0.0, 1.0, 1, 0)
-REQUESTS = 2000
+REQUESTS = 1000
 
 
 def in_time(lengths: list[int], every_ms: float) -> tuple[float, SimulatedCluster]:
@@ -45,11 +45,11 @@ def in_time(lengths: list[int], every_ms: float) -> tuple[float, SimulatedCluste
 def test_devices_take_as_many_texts_as_their_tokens_allow() -> None:
     source = random.Random(4)
     short = [min(256, round(source.lognormvariate(2.8, 0.8))) for _ in range(REQUESTS)]
-    share, world = in_time(short, every_ms=0.9)
+    share, world = in_time(short, every_ms=1.3)
     assert share == 1.0
-    long_share, _ = in_time([256] * REQUESTS, every_ms=0.9)
-    assert long_share < 0.2  # a full one takes eight times as long as there is between two
+    long_share, _ = in_time([256] * REQUESTS, every_ms=1.3)
+    assert long_share < 0.2  # a full one takes six times as long as there is between two
     busy_ms = world.devices[AgentId("a")].busy_ns / MS
-    # Batches are rarely much larger than the texts in them.
+    # What is filled up costs no more than the batches that are saved by it.
     tokens_ms = 0.5 * sum(max(8, each) for each in short) / UNITS.tokens
-    assert tokens_ms + world.batches[0] <= busy_ms <= 1.6 * tokens_ms + 2 * world.batches[0]
+    assert tokens_ms + world.batches[0] <= busy_ms < tokens_ms + REQUESTS

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from catenary_agent.executors.emulated import EmulatedPart
+from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
     from catenary_agent.engine.batch import Array
@@ -97,9 +98,20 @@ def _examples(executor: Executor, size: int) -> list[list[Array]]:
 
 
 def _timed(executor: Executor, batches: Sequence[Sequence[Array]]) -> int:
-    slowest = 0
+    """Returns the time of the slowest of some batches.
+
+    Raises:
+        InvalidInput: The model refuses all of these sizes.
+    """
+    slowest, refused = 0, None
     for inputs in batches:
         started = time.perf_counter_ns()
-        executor.run(inputs)
+        try:
+            executor.run(inputs)
+        except InvalidInput as error:  # of a size that is not served either
+            refused = error
+            continue
         slowest = max(slowest, time.perf_counter_ns() - started)
+    if refused is not None and not slowest:
+        raise refused
     return slowest

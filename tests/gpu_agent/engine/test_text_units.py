@@ -65,6 +65,25 @@ async def test_each_size_is_measured_with_few_long_rows_and_with_many_short_ones
     ]
 
 
+async def test_sizes_that_the_model_refuses_are_left_out_unless_they_are_all() -> None:
+    executor = Measured()
+    whole = executor.run
+
+    def refusing(inputs, outputs=None):
+        if inputs[0].shape[1] < least:
+            raise InvalidInput("hidden", "the model refuses this size")
+        return whole(inputs, outputs)
+
+    executor.run = refusing
+    least = 16
+    times = await measure_between_batches(executor, 1, asyncio.to_thread)
+    assert len(times) == 4
+    assert set(executor.shapes) == {(1, 16), (1, 32), (1, 48), (1, 64)}
+    least = 100
+    with pytest.raises(InvalidInput, match="refuses"):
+        await measure_between_batches(executor, 1, asyncio.to_thread)
+
+
 def emulated(units: TokenUnits | None) -> EmulatedPart:
     boundaries = (Boundary((HIDDEN, MASK), 1), Boundary((HIDDEN,), 1))
     table = BlockTable("h", True, boundaries, (1,), units=units)
