@@ -103,7 +103,8 @@ def _timed(executor: Executor, batches: Sequence[Sequence[Array]]) -> int:
     Raises:
         InvalidInput: The model refuses all of these sizes.
     """
-    slowest, refused = 0, None
+    slowest = 0
+    refused: InvalidInput | None = None
     for inputs in batches:
         started = time.perf_counter_ns()
         try:
