@@ -15,7 +15,7 @@ from catenary_services.domain.model import TokenUnits
 _Key = tuple[int, Nanoseconds, int, int]
 
 
-class DueRows(NamedTuple):
+class WaitingRows(NamedTuple):
     """Waiting rows that may go in one batch."""
 
     size: int
@@ -77,15 +77,15 @@ class RowQueue:
         """Returns the size of the smallest batch that has room for the first row."""
         return least_size(self.head, units)
 
-    def due(self, route: Route, limit: int, finish: Nanoseconds) -> DueRows:
+    def due(self, route: Route, limit: int, finish: Nanoseconds) -> WaitingRows:
         """Returns what may be in a batch of at most `limit` that ends at `finish`."""
         units = route.units
         if units is None:
             rows = self._rows_due(finish)
-            return DueRows(rows, rows >= limit, False)
+            return WaitingRows(rows, rows >= limit, False)
         batch = self._packed(route, units, limit, finish)
         size = units.of(batch.rows, batch.tokens)
-        return DueRows(size, batch.is_full, batch.leaves_rows)
+        return WaitingRows(size, batch.is_full, batch.leaves_rows)
 
     def _packed(
         self, route: Route, units: TokenUnits, limit: int, finish: Nanoseconds
