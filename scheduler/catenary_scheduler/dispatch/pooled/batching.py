@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from catenary_scheduler.book import Book, Path
 from catenary_scheduler.dispatch.pooled.config import PooledConfig
 from catenary_scheduler.dispatch.pooled.routes import Route
-from catenary_scheduler.dispatch.pooled.row_queue import WaitingRows, RowQueue
+from catenary_scheduler.dispatch.pooled.row_queue import RowQueue, WaitingRows
 from catenary_services.domain.ids import Nanoseconds
 
 
