@@ -29,7 +29,7 @@ class LoadedPartition:
     pads: bool = False
     """True if rows of unlike sizes may share a batch: the model ignores the zeros behind them."""
     units: TokenUnits | None = None
-    """What its batches are counted in, if the model is given texts; None: rows."""
+    """The units of its batches, if the model is given texts; None: rows."""
     uses: int = 0
     """Number of batches that still need the executor."""
     retired: bool = False

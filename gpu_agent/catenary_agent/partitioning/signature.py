@@ -44,8 +44,8 @@ class PartitionSignature:
     """Shapes in the probing run with one row; free dimensions have the size of the probe."""
     example_outputs: tuple[Shape, ...]
     units: TokenUnits | None = None
-    """What batches are counted in, if the model is given texts: every free size behind dimension 0
-    is then the length of the texts. None: rows."""
+    """The units of batches, if the model is given texts: every free size behind dimension 0 is then
+    the length of the texts. None: rows."""
 
     @staticmethod
     def of(

@@ -137,8 +137,8 @@ class BlockTable:
     """The kernels of each block, from which times on other devices are estimated; empty if nobody
     counted them, as in tables of earlier releases."""
     units: TokenUnits | None = None
-    """What batches are counted in, if the model is given texts: all costs here are those of a text
-    of full length. None: rows, as in tables of earlier releases."""
+    """The units of batches, if the model is given texts: all costs here are those of a text of full
+    length. None: rows, as in tables of earlier releases."""
 
     @property
     def blocks(self) -> int:

@@ -121,7 +121,7 @@ class ModelPlan:
     packing: PackingGoal = "off"
     """The goal for which sessions are moved between chains while they generate."""
     units: TokenUnits | None = None
-    """What batch sizes of the pipelines count, if the model is given texts; None: rows."""
+    """The units of the pipelines' batch sizes, if the model is given texts; None: rows."""
 
     @property
     def row_units(self) -> int:

@@ -109,7 +109,7 @@ class SimulatedBatch:
         self.requests = requests
         """The request of each row."""
         self.size = size
-        """Its size in rows, or in units."""
+        """The size of the batch in rows, or in units."""
         self.hops = hops
         self.position = 0
         self.transfers_left = 0

@@ -22,7 +22,7 @@ class Route:
     ) -> None:
         self.pipeline_id = pipeline.pipeline_id
         self.units = units
-        """What its batches are counted in, if the model is given texts; None: rows."""
+        """The units of its batches, if the model is given texts; None: rows."""
         self.chain = PoolChain(legs)
         self.partitions: tuple[PartitionKey, ...] = tuple(s.partition for s in pipeline.stages)
         self.batch_size = min(pipeline.batch_size, self.chain.max_rows)
