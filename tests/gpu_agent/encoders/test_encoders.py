@@ -20,6 +20,7 @@ from catenary_agent.executors.loading import load_executor
 from catenary_agent.partitioning import jailed
 from catenary_agent.preparing import cutting, prepare
 from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.model import TokenUnits
 from catenary_services.domain.tensors import ANY
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
@@ -98,6 +99,7 @@ def test_every_family_computes_what_transformers_does(tmp_path: Path, name: str)
     manifest = repository.manifest(KEY)
     assert manifest.text_tokens == 24
     assert not manifest.float16_boundaries
+    assert table.units == repository.block_table(KEY).units == TokenUnits(16, 24)
 
 
 @pytest.mark.usefixtures("in_this_process")
