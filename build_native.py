@@ -104,6 +104,7 @@ MYPYC = (
     "scheduler/catenary_scheduler/dispatch/placing/worker.py",
     "scheduler/catenary_scheduler/dispatch/pooled/row_queue.py",
     "scheduler/catenary_scheduler/dispatch/pooled/routes.py",
+    "scheduler/catenary_scheduler/dispatch/pooled/text_batches.py",
     "scheduler/catenary_scheduler/dispatch/pooled/tracking.py",
     "scheduler/catenary_scheduler/packing/lazy/lazy_moving.py",
     "scheduler/catenary_scheduler/packing/lazy/lazy_pool.py",

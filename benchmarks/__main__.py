@@ -26,6 +26,7 @@ MODULES = {
     "simulation": "benchmarks.simulation",
     "transport": "benchmarks.transport",
     "end_to_end": "benchmarks.end_to_end",
+    "texts": "benchmarks.texts",
     "decoding": "benchmarks.decoders.decoding",
     "sampling": "benchmarks.decoders.sampling",
     "latency_lines": "benchmarks.decoders.latency_lines",

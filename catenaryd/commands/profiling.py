@@ -52,6 +52,8 @@ def prepare(model: str, model_repository: Path, blocks: int, as_json: bool) -> N
             f"input {tensor['name']}: {tensor['datatype']} {tensor['shape']}{free},"
             f" measured with {tensor['measured_shape']}"
         )
+    if table["unit_tokens"]:
+        click.echo(f"batches are counted in units of {table['unit_tokens']} tokens")
     for block in table["blocks"]:
         click.echo(
             f"block {block['index']:>3}  {block['compute_ms']:9.3f} ms"

@@ -72,7 +72,7 @@ def prepare_table(root: Path, key: ModelKey, blocks: int) -> dict[str, Any]:
     """Cuts a model and returns its block table as plain JSON values.
 
     Of every input it has the shape, with -1 for sizes that are free, and the one it was measured
-    with.
+    with. `unit_tokens` is 0 where batches are counted in rows.
     """
     repository = ModelRepository(root)
     table = prepare_model(repository, key, blocks)
@@ -81,6 +81,7 @@ def prepare_table(root: Path, key: ModelKey, blocks: int) -> dict[str, Any]:
         "model": str(key),
         "model_hash": table.model_hash,
         "batched": table.batched,
+        "unit_tokens": table.units.tokens if table.units is not None else 0,
         "inputs": [
             {
                 "name": spec.name,

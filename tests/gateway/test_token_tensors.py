@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,12 +12,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from catenary_gateway.catalog import Catalog, Model
-from catenary_gateway.inference import InferenceOptions, InferenceRequest, InferenceResponse
+from catenary_gateway.inference import (
+    InferenceOptions,
+    InferenceRequest,
+    InferenceResponse,
+    RequestArrival,
+)
+from catenary_gateway.results.pending import PendingRequest
 from catenary_gateway.tensors import token_tensors
 from catenary_gateway.tensors.token_tensors import in_order_of_texts, with_tokens
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput, NoActivePlan
+from catenary_services.telemetry.tracing import TraceContext
 from gateway_harness import served, spec
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "mat"]
@@ -81,6 +91,14 @@ async def test_rows_are_the_tokens_of_each_text_in_the_order_of_their_lengths(
         assert not made.inputs["input_ids"][row, size:].any()
         mask = made.inputs["attention_mask"][row]
         assert mask.tolist() == [1] * size + [0] * (len(mask) - size)
+    now = time.monotonic_ns()
+    arrival = RequestArrival("m", now, time.time_ns(), TraceContext(1, 1, False), None)
+    future: asyncio.Future[tuple[np.ndarray, ...]] = asyncio.get_running_loop().create_future()
+    told = PendingRequest(1, made, arrival, now + 10**9, future).submission(now).submit
+    assert [run.tokens for run in told.texts] == sorted(set(made.row_sizes))
+    assert [run.rows for run in told.texts] == [
+        made.row_sizes.count(run.tokens) for run in told.texts
+    ]
     answer = InferenceResponse(made.model, "id", (order.astype(np.float32),))
     whole = in_order_of_texts(answer, order, asked.model)
     assert whole.model is model

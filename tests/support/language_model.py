@@ -33,6 +33,8 @@ _SOURCES = (
     "import_worker",
     "graph_worker",
     "checkpoint",
+    "gguf_config",
+    "gguf_weights",
     "taking",
     "sizes",
     "weights",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ class PendingRequest:
         submit.priority = request.options.priority
         if trace.sampled:
             submit.traceparent = trace.traceparent
+        for tokens, rows in itertools.groupby(request.row_sizes):
+            submit.texts.add(rows=len(list(rows)), tokens=tokens)
         if self.attempts:
             submit.in_flight.extend(self._in_flight(now_ns))
         return message

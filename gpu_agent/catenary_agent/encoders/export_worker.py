@@ -38,6 +38,12 @@ _POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
 }
 _CLASSIFIER = "ForSequenceClassification"
+_WITHOUT_HEAD = ("Model", "ForMaskedLM", "ForPreTraining")
+"""The endings of classes whose output is made of the vectors of tokens."""
+_OF_PAIRS = ("sbert_ce_default_activation_function", "sentence_transformers")
+"""Keys that sentence-transformers writes for models that judge pairs of texts."""
+_UNUSED = ("pooler.",)
+"""The beginnings of tensors whose absence changes nothing, since nobody reads what they make."""
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 _LEAST = 1e-9
 """The least number that a sum is divided by, as in sentence-transformers."""
@@ -67,6 +73,7 @@ def export_in_jail(_: bytes, room: JailWorkspace) -> bytes:
     if config.get("model_type") not in FAMILIES:
         text = f"model_type {config.get('model_type')!r} is none of {', '.join(FAMILIES)}"
         raise InvalidInput("config.json", text)
+    _check_config(source, config)
     if not (source / "tokenizer.json").is_file():
         raise InvalidInput("source", "has no tokenizer.json")
     head, tokens = head_of(source, config), text_tokens(source, config)
@@ -78,15 +85,35 @@ def export_in_jail(_: bytes, room: JailWorkspace) -> bytes:
     return msgspec.json.encode(ImportedEncoder(tokens))
 
 
+def _check_config(source: Path, config: dict[str, Any]) -> None:
+    """Raises InvalidInput if a file says something that would be left out of the graph."""
+    positions = config.get("position_embedding_type") or "absolute"
+    if positions != "absolute":
+        text = f"position_embedding_type {positions!r} is not computed by transformers"
+        raise InvalidInput("config.json", text)
+    for key in _OF_PAIRS:
+        if config.get(key):
+            text = f"{key!r} is of a model that judges pairs of texts; a request has single ones"
+            raise InvalidInput("config.json", text)
+    prompt = _document(source, "config_sentence_transformers.json").get("default_prompt_name")
+    if prompt is not None:
+        text = f"default_prompt_name {prompt!r} would put a prompt before each text"
+        raise InvalidInput("config_sentence_transformers.json", text)
+
+
 def head_of(source: Path, config: dict[str, Any]) -> EncoderAnswer:
     """Returns what the files of a model say is done with the output of its network.
 
     Raises:
         InvalidInput: They say something that is not understood; the field is the file.
     """
-    if any(str(name).endswith(_CLASSIFIER) for name in config.get("architectures") or ()):
+    classes = [str(name) for name in config.get("architectures") or ()]
+    if any(name.endswith(_CLASSIFIER) for name in classes):
         return EncoderAnswer(output="logits")
     if not (source / "modules.json").is_file():
+        for name in classes:
+            if not name.endswith(_WITHOUT_HEAD):
+                raise InvalidInput("config.json", f"the head of {name!r} is not exported")
         return EncoderAnswer()  # as sentence-transformers takes a folder without its own files
     modules = _document(source, "modules.json", list)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
@@ -134,8 +161,9 @@ def _export(source: Path, config: dict[str, Any], head: EncoderAnswer, file: Pat
         # The exporter warns about its own internals, which do not concern the user.
         warnings.simplefilter("ignore")
         try:
-            network = kind.from_pretrained(
+            network, loaded = kind.from_pretrained(
                 source,
+                output_loading_info=True,
                 dtype=torch.float32,
                 attn_implementation="eager",
                 local_files_only=True,
@@ -145,6 +173,7 @@ def _export(source: Path, config: dict[str, Any], head: EncoderAnswer, file: Pat
         except Exception as error:  # transformers raises whatever its readers raise
             text = (str(error).splitlines() or [type(error).__name__])[0]
             raise InvalidInput(source.name, f"cannot be loaded: {text}") from None
+        _check_loaded(loaded)
         names = ["input_ids", "attention_mask"]
         if config.get("type_vocab_size", 0) > 1 and config["model_type"] in ("bert", "electra"):
             names.append("token_type_ids")
@@ -161,6 +190,19 @@ def _export(source: Path, config: dict[str, Any], head: EncoderAnswer, file: Pat
             dynamo=True,
             verbose=False,
         )
+
+
+def _check_loaded(loaded: dict[str, Any]) -> None:
+    """Raises InvalidInput unless layers have exactly the tensors that the files have.
+
+    `transformers` makes up missing ones, and leaves out those it has no use for.
+    """
+    for name in sorted(map(str, loaded["missing_keys"])):
+        if not any(f".{part}" in f".{name}" for part in _UNUSED):
+            raise InvalidInput(name, "is not in the model's files")
+    for name in sorted(map(str, loaded["unexpected_keys"])):
+        if ".layer." in f".{name}":
+            raise InvalidInput(name, "is in the model's files, and nobody computes with it")
 
 
 def _with_head(network: Any, names: list[str], head: EncoderAnswer) -> torch.nn.Module:

@@ -11,6 +11,7 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 if TYPE_CHECKING:
     from catenary_agent.executors.base import Executor
     from catenary_protos.catenary.v1 import common_pb2
+    from catenary_services.domain.model import TokenUnits
 
 
 @dataclass(slots=True, eq=False)
@@ -20,13 +21,15 @@ class LoadedPartition:
     executor: Executor
     float16_boundaries: bool
     max_batch: int
-    """The most rows one batch may have."""
+    """The most rows one batch may have, or room for how many texts of full length."""
     compute_ns: tuple[int, ...] = ()
-    """Measured compute time of batches of 1, 2, ... rows, in nanoseconds."""
+    """Measured compute time of batches of 1, 2, ... rows or units, in nanoseconds."""
     content: str = ""
     """Digest of the model version's content; empty if it is unknown."""
     pads: bool = False
     """True if rows of unlike sizes may share a batch: the model ignores the zeros behind them."""
+    units: TokenUnits | None = None
+    """The units of its batches, if the model is given texts; None: rows."""
     uses: int = 0
     """Number of batches that still need the executor."""
     retired: bool = False
@@ -34,6 +37,17 @@ class LoadedPartition:
     @property
     def key(self) -> PartitionKey:
         return self.executor.key
+
+    @property
+    def most_units(self) -> int:
+        """The largest batch in what its batches are counted in: units, or else rows."""
+        return self.max_batch * (1 if self.units is None else self.units.per_text)
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows one batch may have, however short they are."""
+        most = self.most_units
+        return most if self.units is None else self.units.most_rows(most)
 
     @property
     def batched(self) -> bool:

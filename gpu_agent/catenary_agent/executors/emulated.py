@@ -82,10 +82,22 @@ class EmulatedPart(PartExecutor):
             spent = self._own_ns * rows
         return round(spent * self._slowdown)
 
-    def times(self, max_batch: int) -> tuple[int, ...]:
-        """Returns nanoseconds at batch 1, 2, .. `max_batch`; one entry if it is not batched."""
-        largest = max_batch if self.batched else 1
-        return tuple(self.compute_ns(rows) for rows in range(1, largest + 1))
+    def times(self, sizes: int) -> tuple[int, ...]:
+        """Returns nanoseconds at batch 1, 2, .. `sizes`, in rows or in units."""
+        return tuple(self.size_ns(size) for size in range(1, sizes + 1))
+
+    def size_ns(self, size: int) -> int:
+        """Returns the nanoseconds of a batch of so many rows, or so many units.
+
+        What is known are times of texts of full length; between and below them is a line.
+        """
+        units = self.ends.units
+        if units is None:
+            return self.compute_ns(size)
+        texts = size * units.tokens / units.text_tokens
+        whole = max(1, int(texts))
+        below, above = self.compute_ns(whole), self.compute_ns(whole + 1)
+        return max(0, round(below + (texts - whole) * (above - below)))
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
         """Returns the shapes in the specs; where a size is free, that of the probe's example."""
@@ -118,7 +130,7 @@ class EmulatedPart(PartExecutor):
         given = {spec.name: array for spec, array in zip(self.inputs, inputs, strict=True)}
         for spec, result in zip(self.outputs, results, strict=True):
             result[...] = given.get(spec.name, zeros(spec.datatype, ()))
-        left_ns = self.compute_ns(self.ends.rows(inputs)) - (time.perf_counter_ns() - started)
+        left_ns = self.size_ns(self.ends.batch_size(inputs)) - (time.perf_counter_ns() - started)
         if self._slowdown > 0 and left_ns > 0:
             time.sleep(left_ns / 1e9)
         return results

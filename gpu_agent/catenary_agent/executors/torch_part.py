@@ -200,7 +200,7 @@ def _free_sizes(
 def _into(tensor: torch.Tensor, spec: TensorSpec, target: np.ndarray | None) -> np.ndarray:
     """Returns a host array in the wire's datatype; the cast runs on the device."""
     if target is None:
-        return tensor.to(_TORCH_OF[spec.datatype]).cpu().numpy()
+        return tensor.to(_TORCH_OF[spec.datatype]).cpu().contiguous().numpy()
     if tuple(tensor.shape) != target.shape:
         raise InvalidInput(
             spec.name, f"is {list(tensor.shape)}, not {list(target.shape)} as its buffer"

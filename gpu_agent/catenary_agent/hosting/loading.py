@@ -210,7 +210,13 @@ class PartitionLoader:
             raise
         pads = self._host.repository.manifest(key.model).text_tokens > 0
         loaded = LoadedPartition(
-            executor, order.float16_boundaries, order.max_batch, compute_ns, content, pads
+            executor,
+            order.float16_boundaries,
+            order.max_batch,
+            compute_ns,
+            content,
+            pads,
+            executor.ends.units,
         )
         self._engine.partitions.add(loaded)
         return loaded
@@ -375,6 +381,7 @@ def described(loaded: LoadedPartition) -> scheduler_pb2.PartitionLoaded:
         memory_bytes=loaded.executor.memory_bytes,
         compute_ns=loaded.compute_ns,
         content_digest=loaded.content,
+        max_batch=loaded.max_batch,
     )
 
 

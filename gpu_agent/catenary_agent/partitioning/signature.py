@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.domain.model import BlockTable
-from catenary_services.domain.tensors import ARRAY_DTYPE_OF, TensorSpec, zeros
+from catenary_services.domain.model import BlockTable, TokenUnits
+from catenary_services.domain.tensors import ANY, ARRAY_DTYPE_OF, TensorSpec, zeros
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 
@@ -43,6 +43,9 @@ class PartitionSignature:
     example_inputs: tuple[Shape, ...]
     """Shapes in the probing run with one row; free dimensions have the size of the probe."""
     example_outputs: tuple[Shape, ...]
+    units: TokenUnits | None = None
+    """The units of batches, if the model is given texts: every free size behind dimension 0 is then
+    the length of the texts. None: rows."""
 
     @staticmethod
     def of(
@@ -66,17 +69,25 @@ class PartitionSignature:
             outputs=wire_boundary(table, key.last_block, float16_boundaries),
             example_inputs=examples[key.first_block],
             example_outputs=examples[key.last_block],
+            units=table.units,
         )
 
-    def example_arrays(self, rows: int) -> list[np.ndarray]:
+    def example_arrays(self, rows: int, tokens: int = 0) -> list[np.ndarray]:
         """Returns inputs of the example shapes, with `rows` rows if batched.
 
-        Floating-point values are random, others are zero; texts are empty.
+        Floating-point values are random, others are zero; texts are empty. Free sizes are `tokens`
+        if that is not 0.
         """
         generator = np.random.default_rng(0)
         arrays = []
         for spec, example in zip(self.inputs, self.example_inputs, strict=True):
-            shape = (rows, *example[1:]) if self.batched else example
+            sizes = list(example)
+            if tokens:
+                sizes = [
+                    tokens if free == ANY else size
+                    for free, size in zip(spec.shape, example, strict=True)
+                ]
+            shape = (rows, *sizes[1:]) if self.batched else example
             dtype = ARRAY_DTYPE_OF[spec.datatype]
             is_float = dtype.kind == "f"
             arrays.append(
@@ -84,6 +95,15 @@ class PartitionSignature:
             )
         return arrays
 
-    def rows(self, inputs: Sequence[np.ndarray]) -> int:
-        """Returns the batch size of `inputs`; 1 if the model is not batched."""
-        return int(inputs[0].shape[0]) if self.batched else 1
+    def batch_size(self, inputs: Sequence[np.ndarray]) -> int:
+        """Returns the batch size of `inputs`, in rows or units; 1 if it is not batched."""
+        rows = int(inputs[0].shape[0]) if self.batched else 1
+        if self.units is None:
+            return rows
+        free = (
+            size
+            for spec, array in zip(self.inputs, inputs, strict=True)
+            for named, size in zip(spec.shape[1:], array.shape[1:], strict=True)
+            if named == ANY
+        )
+        return self.units.of(rows, self.units.counted(next(free, self.units.text_tokens)))

@@ -36,7 +36,14 @@ from catenary_agent.preparing.counting import count_kernels
 from catenary_agent.preparing.cutting import choose_cuts
 from catenary_agent.preparing.probe import ProbedModel, ProbeOrder, ProbeResult, Values
 from catenary_services.domain.ids import ModelKey, PartitionKey
-from catenary_services.domain.model import BlockCosts, BlockTable, Boundary
+from catenary_services.domain.model import (
+    SHORTEST_TEXT_TOKENS,
+    BlockCosts,
+    BlockTable,
+    Boundary,
+    ModelManifest,
+    TokenUnits,
+)
 from catenary_services.domain.tensors import ANY, BYTES, DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.jail.child import JailWorkspace
@@ -45,6 +52,8 @@ from catenary_services.models.model_repository import ExampleShapes, ModelReposi
 from catenary_services.transport.bytes_tensors import decode_bytes, encode_bytes
 
 _RUNS = 5
+_MOST_UNITS = 256
+_LEAST_UNIT_TOKENS = 16
 _BALANCED = 1.3
 """The ratio of the longest block to the mean up to which a second choice of cuts is not
 worthwhile."""
@@ -94,10 +103,12 @@ def prepare_model(
     target = f"{cut_in_jail.__module__}:{cut_in_jail.__name__}"
     work = work_on_model(file, manifest.platform, target, msgspec.json.encode(order))
     made = answer_of(run_jailed(work), CutModel, file.name)
-    table = replace(checked_table(made.table, file.name), model_hash=model_hash)
+    table = replace(checked_table(made.table, file.name), model_hash=model_hash, units=None)
+    examples = checked_examples(made.examples, table, file.name)
     if manifest.text_tokens:
         _check_for_texts(table)
-    repository.write_block_table(key, table, checked_examples(made.examples, table, file.name))
+        table = replace(table, units=units_of(table, examples, manifest))
+    repository.write_block_table(key, table, examples)
     repository.record_content(key)
     return table
 
@@ -114,6 +125,29 @@ def _check_for_texts(table: BlockTable) -> None:
         if ANY in tensor.shape[1:]:
             text = f"text_tokens: the output {tensor.name!r} has a size that texts decide"
             raise NotSupported(text)
+
+
+def units_of(
+    table: BlockTable, examples: ExampleShapes, manifest: ModelManifest
+) -> TokenUnits | None:
+    """Returns the units in which batches of a model that is given texts are counted.
+
+    The largest batch has no more than 256 of them: a time is kept of each size. Smaller units would
+    be booked more exactly, but costs grow by little within one.
+
+    Returns:
+        None if a size that is free is not the length of the texts, so that only batches of texts of
+        full length can be measured.
+    """
+    longest = manifest.text_tokens
+    for boundary, shapes in zip(table.boundaries, examples, strict=True):
+        for tensor, shape in zip(boundary.tensors, shapes, strict=True):
+            free = [size for named, size in zip(tensor.shape, shape, strict=True) if named == ANY]
+            if set(free[1:]) - {longest}:
+                return None
+    fewest = -(-manifest.max_batch * longest // _MOST_UNITS)
+    tokens = max(_LEAST_UNIT_TOKENS, -(-fewest // SHORTEST_TEXT_TOKENS) * SHORTEST_TEXT_TOKENS)
+    return TokenUnits(tokens, longest)
 
 
 def cut_in_jail(job: bytes, room: JailWorkspace) -> bytes:

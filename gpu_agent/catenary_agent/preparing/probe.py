@@ -1,8 +1,9 @@
 """Facts learned by running a model: sizes, datatypes, and whether dimension 0 is the batch.
 
 Shape inference alone is not enough: exporters leave shapes out, and a dimension 0 that is declared
-free may be a sequence length. So the whole model is run with one row and with two, and a value
-counts as *batched* only if its rows follow the rows of the input.
+free may be a sequence length. So the whole model is run with one row, and with that row in front of
+another one and behind it, where a row that stands for a step of time would come out differently. A
+value counts as *batched* only if its rows follow the rows of the input.
 """
 
 from __future__ import annotations
@@ -101,26 +102,23 @@ def probe_model(inputs: Sequence[TensorSpec], run: RunAll, order: ProbeOrder) ->
     free = [i for i, spec in enumerate(inputs) if spec.shape[:1] == (ANY,)]
     batched: frozenset[str] = frozenset()
     if len(free) == len(inputs):
-        second = random_inputs(inputs, 2, sizes[0], seed=1)
-        pair = {
-            name: np.concatenate((array, second[name][:1]))
-            if example is None
-            else np.concatenate((array, array))
-            for name, array in small.items()
-        }
-        two = _attempt(run, pair)
-        if two is not None:
-            batched = frozenset(name for name in one if _follows(one[name], two.get(name)))
+        other = example or _unlike(small, random_inputs(inputs, 1, sizes[0], seed=1))
+        pairs = [_attempt(run, _rows(*rows)) or {} for rows in ((small, other), (other, small))]
+        batched = frozenset(
+            name
+            for name in one
+            if all(_follows(one[name], pair.get(name), row) for row, pair in enumerate(pairs))
+        )
+        seen.extend(pair for pair in pairs[:1] if pair)
+    elif free:
+        pair = _attempt(run, random_inputs(inputs, 2, sizes[0], seed=3))
+        seen.extend([] if pair is None else [pair])
     if example is None and any(ANY in spec.shape[1:] for spec in inputs):
         smaller = (size for size, _ in order.sizes if size < sizes[0])
         attempts = (
             _attempt(run, random_inputs(inputs, 1, size, seed=2)) for size in (sizes[1], *smaller)
         )
-        seen.append(next((other for other in attempts if other is not None), {}))
-    elif len(free) > 0:
-        other = _attempt(run, random_inputs(inputs, 2, sizes[0], seed=3)) if not batched else None
-        if other is not None:
-            seen.append(other)
+        seen.append(next((each for each in attempts if each is not None), {}))
     specs = {
         name: _spec(name, [run_.get(name) for run_ in seen], name in batched)
         for name, array in one.items()
@@ -190,6 +188,22 @@ def random_inputs(
     return made
 
 
+def _unlike(values: Values, others: Values) -> Values:
+    """Returns a row that changes another beside it if they share a scale, a sum or a choice.
+
+    Args:
+        values: The other row.
+        others: Values that are taken where there are no floating-point numbers.
+    """
+    return {
+        name: -8 * each if each.dtype.kind == "f" else others[name] for name, each in values.items()
+    }
+
+
+def _rows(first: Values, second: Values) -> Values:
+    return {name: np.concatenate((each, second[name])) for name, each in first.items()}
+
+
 def _first_run(
     inputs: Sequence[TensorSpec], run: RunAll, order: ProbeOrder
 ) -> tuple[tuple[int, int], Values, Values]:
@@ -220,15 +234,15 @@ def _attempt(run: RunAll, values: Values) -> Values | None:
         return None
 
 
-def _follows(one: np.ndarray, two: np.ndarray | None) -> bool:
-    """Returns True if row 0 of the two-row run equals the one-row run."""
+def _follows(one: np.ndarray, two: np.ndarray | None, row: int) -> bool:
+    """Returns True if a row of the two-row run equals the one-row run."""
     if two is None or not one.ndim or one.shape[0] != 1 or two.shape != (2, *one.shape[1:]):
         return False
     if one.dtype.kind != "f":
-        return bool(np.array_equal(one[0], two[0]))
+        return bool(np.array_equal(one[0], two[row]))
     # Masked scores are infinite; they compare by themselves.
     scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
-    return bool(np.allclose(one[0], two[0], rtol=1e-2, atol=1e-3 * scale + 1e-6, equal_nan=True))
+    return bool(np.allclose(one[0], two[row], rtol=1e-2, atol=1e-3 * scale + 1e-6, equal_nan=True))
 
 
 def _spec(name: str, seen: list[np.ndarray | None], batched: bool) -> TensorSpec:

@@ -42,7 +42,7 @@ def _of_pools(view: ClusterView, model: ModelPlan) -> admin_pb2.PlanPromise:
     provenance = view.provenance
     agents = {agent: view.seen(record.agent) for agent, record in view.registry.items()}
     computed = (
-        sum(_rate(pipeline) for pipeline in model.pipelines),
+        sum(_rate(pipeline) for pipeline in model.pipelines) / model.row_units,
         max((_latency_ns(pipeline, agents) for pipeline in model.pipelines), default=0),
         "; ".join(_slowest(pipeline) for pipeline in model.pipelines),
     )
@@ -76,7 +76,7 @@ def _as_noted(
 
 
 def _rate(pipeline: Pipeline) -> float:
-    """Returns the rows per second of a pipeline's slowest pool, if it has nothing else to do."""
+    """Returns the rows or units per second of a pipeline's slowest pool, if it is all it does."""
     return min((_stage_rate(stage, pipeline.batch_size) for stage in pipeline.stages), default=0.0)
 
 

@@ -16,6 +16,7 @@ from catenary_services.domain.ids import (
     ServerId,
 )
 from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.model import TokenUnits
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import Chain, ModelPlan, Pipeline, Plan, Stage
 
@@ -70,10 +71,17 @@ def _model(model: ModelPlan) -> list[str]:
         f" feature maps between partitions travel as {cast}."
     ]
     for number, pipeline in enumerate(model.pipelines, start=1):
-        lines += [f"  Pipeline {number}, batches of up to {pipeline.batch_size}:"]
+        lines += [f"  Pipeline {number}, batches of up to {_size(pipeline, model.units)}:"]
         lines += [f"    {_stage(stage, pipeline.batch_size)}" for stage in pipeline.stages]
-        lines += [f"    {_limits(pipeline)}"]
+        lines += [f"    {_limits(pipeline, model.units)}"]
     return lines
+
+
+def _size(pipeline: Pipeline, units: TokenUnits | None) -> str:
+    if units is None:
+        return f"{pipeline.batch_size}"
+    tokens = pipeline.batch_size * units.tokens
+    return f"{tokens} tokens (texts times the longest of them, at most {units.text_tokens})"
 
 
 def _survival(model: ModelPlan, servers: Mapping[AgentId, ServerId]) -> str:
@@ -136,14 +144,17 @@ def _stage(stage: Stage, batch: int) -> str:
     return f"{blocks} on {where}: {_ms(stage.compute_ns[batch - 1])} a batch{enters}."
 
 
-def _limits(pipeline: Pipeline) -> str:
+def _limits(pipeline: Pipeline, units: TokenUnits | None) -> str:
     batch = pipeline.batch_size
     total = sum(stage.compute_ns[batch - 1] for stage in pipeline.stages)
     slowest = max(pipeline.stages, key=lambda s: s.compute_ns[batch - 1] / len(s.agents))
     rate = batch * NANOSECONDS_PER_SECOND * len(slowest.agents)
     rate_per_s = rate / max(1, slowest.compute_ns[batch - 1])
+    most = (
+        f"{rate_per_s:.0f} rows/s" if units is None else f"{rate_per_s * units.tokens:.0f} tokens/s"
+    )
     return (
-        f"Computing takes {_ms(total)} from end to end; at most {rate_per_s:.0f} rows/s, limited by"
+        f"Computing takes {_ms(total)} from end to end; at most {most}, limited by"
         f" blocks {slowest.partition.first_block} to {slowest.partition.last_block - 1}."
     )
 

@@ -10,7 +10,7 @@ from catenary_scheduler.admin.agent_status import add_agents
 from catenary_scheduler.admin.cluster_view import ClusterView
 from catenary_scheduler.admin.sessions import SessionTotals, hop_status
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
-from catenary_services.domain.plan import Chain, Pipeline
+from catenary_services.domain.plan import Chain, ModelPlan, Pipeline
 from catenary_services.version import software_version
 
 _MOST_LINKS = 1_000
@@ -71,13 +71,13 @@ def _add_models(status: admin_pb2.GetStatusResponse, view: ClusterView) -> None:
             packing=plan.packing if plan is not None and plan.chains else "",
             sessions_moving=figures.moving[key],
             attainment_ratio=view.attainment(key),
-            pipelines_served=[_pipeline(each) for each in (plan.pipelines if plan else ())],
+            pipelines_served=[_pipeline(each, plan) for each in plan.pipelines] if plan else [],
         )
 
 
-def _pipeline(pipeline: Pipeline) -> admin_pb2.PipelineStatus:
+def _pipeline(pipeline: Pipeline, plan: ModelPlan) -> admin_pb2.PipelineStatus:
     return admin_pb2.PipelineStatus(
-        batch=pipeline.batch_size,
+        batch=pipeline.batch_size // plan.row_units,
         stages=[
             admin_pb2.PoolStatus(
                 first_block=stage.partition.first_block,

@@ -28,13 +28,15 @@ class LoadedPartition:
 
     memory_bytes: int
     compute_ns: tuple[int, ...]
-    """Compute times in nanoseconds, measured at batch 1, 2, .."""
+    """Compute times in nanoseconds, measured at batch 1, 2, .. of rows or units."""
     generation: GenerationCost | None = None
     """Cost of text generation in decoder blocks, which have no `compute_ns`; else None."""
     cache: CacheRequirement | None = None
     """Room for key-value caches, as far as the agent reported it."""
     content: str = ""
     """Digest of the model's content; empty if the agent reported none."""
+    max_batch: int = 0
+    """Largest batch it takes, in rows or in texts of full length; 0 for decoder blocks."""
 
 
 class FetchProgress(NamedTuple):
@@ -89,7 +91,7 @@ class AgentState:
         if loaded is None:
             return False
         if requirement.cache is None:
-            return len(loaded.compute_ns) >= requirement.batch
+            return loaded.max_batch >= requirement.batch
         return loaded.cache is not None and loaded.cache.includes(requirement.cache)
 
     def stored(self, availability: Availability) -> StoredAgent:

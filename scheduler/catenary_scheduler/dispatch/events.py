@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from catenary_scheduler.dispatch.text_lengths import TextLengths
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -33,6 +34,13 @@ class RequestArrived:
     priority: int = 0
     in_flight: tuple[AdoptedRows, ...] = ()
     """Rows that an earlier scheduler already dispatched; only the others are scheduled."""
+    texts: TextLengths | None = None
+    """Lengths of the rows, if batches of the model are counted in units of tokens."""
+
+    @property
+    def full_rows(self) -> float:
+        """Rows that cost as much as these; of texts, the number of texts of full length."""
+        return self.rows if self.texts is None else self.texts.full_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +326,13 @@ class DispatchBatch:
     slices: tuple[BatchSlice, ...]
     path: tuple[PlannedHop, ...]
     expected_finish_ns: Nanoseconds
+    units: int = 0
+    """Size of the batch if batches of the model are counted in units of tokens; 0: its rows."""
+
+    @property
+    def size(self) -> int:
+        """Size of the batch as times of batches count it: units, or else rows."""
+        return self.units or self.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ _MOST_PENDING = 1_000
 @dataclass(slots=True)
 class _ComputedHop:
     booked: PlannedHop
-    rows: int
+    size: int
+    """Size of the batch, in rows or units."""
     real_ns: Nanoseconds
     reported_ns: Nanoseconds
 
@@ -82,10 +83,10 @@ class HopReports:
         computed = self._timelines.reported(event)
         if computed is None:
             return
-        booked, rows = computed
+        booked, size = computed
         real_ns = event.compute_end_ns - event.compute_start_ns
-        self._times.reported(booked.agent, booked.partition, rows, real_ns, now)
-        self._computed.append(_ComputedHop(booked, rows, real_ns, now))
+        self._times.reported(booked.agent, booked.partition, size, real_ns, now)
+        self._computed.append(_ComputedHop(booked, size, real_ns, now))
         if len(self._computed) >= _MOST_PENDING:
             self._learn()
 
@@ -112,10 +113,10 @@ class HopReports:
         for hop in computed:
             agent, partition = hop.booked.agent, hop.booked.partition
             self._utilisation.add(agent, hop.real_ns)
-            self._profiles.served(agent, partition, hop.rows, hop.real_ns, hop.reported_ns)
+            self._profiles.served(agent, partition, hop.size, hop.real_ns, hop.reported_ns)
             # Agents report the time of the batch alone, not that of the step it waited for.
             booked_ns = hop.booked.duration_ns - hop.booked.steps_ns
             self._slowdowns.reported(agent, hop.real_ns, booked_ns, hop.reported_ns)
             self._impairment_detector.reported(
-                agent, partition, hop.rows, hop.real_ns, hop.reported_ns
+                agent, partition, hop.size, hop.real_ns, hop.reported_ns
             )

@@ -112,7 +112,7 @@ class Timelines:
         """Notes when a hop really ran.
 
         Returns:
-            The hop as booked and the rows of its batch; None if the batch is not remembered.
+            The hop as booked and the size of its batch; None if the batch is not remembered.
         """
         entry = self._by_id.get(event.batch)
         if entry is None or event.position >= len(entry.command.path):
@@ -121,7 +121,7 @@ class Timelines:
         if event.transfer_start_ns is not None and event.transfer_end_ns is not None:
             moved = (event.transfer_start_ns, event.transfer_end_ns)
         entry.real[event.position] = ((event.compute_start_ns, event.compute_end_ns), moved)
-        return entry.command.path[event.position], entry.command.rows
+        return entry.command.path[event.position], entry.command.size
 
     def generated(
         self, agent: AgentId, model: ModelKey, busy_ns: Nanoseconds, now: Nanoseconds

@@ -63,9 +63,10 @@ def complete_plan(
 
     The times of a stage are the longest ones measured in its pool. A batch size whose compute alone
     takes longer than the SLO, or that was not measured everywhere, is lowered to the largest that
-    fits. Transfers are not counted here, because the book knows the links and turns away requests
-    that would be late. Chains have no deadline: `service_ns` only tells which of them is faster,
-    and `latency` how long prompts and steps take on them.
+    fits. Batches of texts become room for as many texts of full length, counted in units. Transfers
+    are not counted here, because the book knows the links and turns away requests that would be
+    late. Chains have no deadline: `service_ns` only tells which of them is faster, and `latency`
+    how long prompts and steps take on them.
 
     Raises:
         PlanInfeasible: The blocks do not cover the model, a time was not measured, or not even one
@@ -158,14 +159,21 @@ def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -
     pipelines = [
         _pipeline(model, number, table, compute_ns) for number in range(len(model.pipelines))
     ]
-    in_time = [each for each in pipelines if _compute(each.stages, 1) <= model.slo_ns]
+    row = table.row_units
+    in_time = [each for each in pipelines if _compute(each.stages, row) <= model.slo_ns]
     if not in_time:
-        least = min(_compute(each.stages, 1) for each in pipelines)
+        least = min(_compute(each.stages, row) for each in pipelines)
         raise PlanInfeasible(
             f"{model.model}: SLO of {model.slo_ns / 1e6:g} ms cannot be met, one row takes "
             f"{least / 1e6:.3f} ms of compute"
         )
-    return ModelPlan(model.model, model.slo_ns, tuple(in_time), model.float16_boundaries)
+    return ModelPlan(
+        model.model,
+        model.slo_ns,
+        tuple(in_time),
+        model.float16_boundaries,
+        units=table.units,
+    )
 
 
 def _pipeline(
@@ -175,8 +183,11 @@ def _pipeline(
     _check_cover(model.model, placed, table)
     stages = tuple(_stage(model, stage, table, compute_ns) for stage in placed.stages)
     measured = min(len(stage.compute_ns) for stage in stages)
-    batch = min(placed.batch_size, measured) if table.batched else 1
-    while batch > 1 and _compute(stages, batch) > model.slo_ns:
+    least = table.row_units
+    if measured < least:
+        raise PlanInfeasible(f"{model.model}: not measured up to a text of full length")
+    batch = min(placed.batch_size * least, measured) if table.batched else 1
+    while batch > least and _compute(stages, batch) > model.slo_ns:
         batch -= 1
     return Pipeline(f"{model.model}/{number}", batch, stages)
 
@@ -218,5 +229,6 @@ def _stage(
         entering = 0  # model inputs come from gateways and are not booked
     else:
         boundary = table.boundaries[placed.first_block]
-        entering = boundary.wire_row_bytes(float16=model.float16_boundaries)
+        row_bytes = boundary.wire_row_bytes(float16=model.float16_boundaries)
+        entering = -(-row_bytes // table.row_units)
     return Stage(key, placed.agents, tuple(slowest), entering)

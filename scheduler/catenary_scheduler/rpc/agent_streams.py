@@ -368,8 +368,13 @@ def _loaded(
     or the first block if it is None.
     """
     if not message.HasField("generation"):
-        content = message.content_digest
-        return LoadedPartition(message.memory_bytes, tuple(message.compute_ns), content=content)
+        # An agent of an earlier release tells as many times as there are sizes.
+        return LoadedPartition(
+            message.memory_bytes,
+            tuple(message.compute_ns),
+            content=message.content_digest,
+            max_batch=message.max_batch or len(message.compute_ns),
+        )
     cost = message.generation
     entries = ordered.entry_blocks if ordered is not None else (message.key.first_block,)
     cache = CacheRequirement(cost.block_slots, cost.session_tokens, entries, cost.cache_tokens)

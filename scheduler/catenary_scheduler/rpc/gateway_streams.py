@@ -250,7 +250,9 @@ class GatewayStreams:
         try:
             self._enter(gateway, message.request_id, message.traceparent)
             model = self._deployed(message.model, message.model_version, generates=False)
-            self._admit(wire_messages.request_arrived(gateway.gateway_id, message, model, now), now)
+            units = self._deps.deployments.ready[model].table.units
+            name = gateway.gateway_id
+            self._admit(wire_messages.request_arrived(name, message, model, now, units), now)
         except CatenaryError as error:
             self._refuse(gateway, message.request_id, error, now)
 

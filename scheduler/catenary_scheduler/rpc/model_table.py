@@ -70,8 +70,14 @@ def _served(key: ModelKey, deployment: Deployment, reason: str) -> scheduler_pb2
         batched=table.batched,
         max_rows=deployment.max_batch * _ROWS_PER_BATCH if table.batched else 1,
         max_row_bytes=_row_limit(first.tensors, first.row_bytes),
-        text_tokens=deployment.manifest.text_tokens,
+        text_tokens=_text_tokens(deployment),
     )
+
+
+def _text_tokens(deployment: Deployment) -> int:
+    """Returns the most tokens of a text: not more than the model was prepared for."""
+    units, wanted = deployment.table.units, deployment.manifest.text_tokens
+    return wanted if units is None else min(wanted, units.text_tokens)
 
 
 def _row_limit(tensors: tuple[TensorSpec, ...], row_bytes: int) -> int:

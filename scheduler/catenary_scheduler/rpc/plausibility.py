@@ -232,6 +232,8 @@ class PlausibilityChecks:
     def _submit(self, gateway: GatewayId, request: scheduler_pb2.SubmitRequest) -> None:
         for each in request.in_flight:
             self._is_given_out("InFlight", each.batch_id)
+        if request.texts and sum([run.rows for run in request.texts]) != request.rows:
+            raise InvalidMessage("SubmitRequest", "texts", "are not as many as its rows")
 
     def _submit_session(self, gateway: GatewayId, request: scheduler_pb2.SubmitSession) -> None:
         if request.session_id:

@@ -17,7 +17,10 @@ class _Count:
 
 
 class ArrivalRates:
-    """Rows per second of every model, with weights that fall to 1/e in one time constant."""
+    """Rows per second of every model, with weights that fall to 1/e in one time constant.
+
+    Short texts count as parts of a row: plans are made for texts of full length.
+    """
 
     observes = (RequestArrived,)
 
@@ -29,9 +32,9 @@ class ArrivalRates:
     def on_event(self, event: Event, now: Nanoseconds) -> None:
         """Counts the rows of a request."""
         assert isinstance(event, RequestArrived)
-        self.arrived(event.model, event.rows, now)
+        self.arrived(event.model, event.full_rows, now)
 
-    def arrived(self, model: ModelKey, rows: int, now: Nanoseconds) -> None:
+    def arrived(self, model: ModelKey, rows: float, now: Nanoseconds) -> None:
         if self._since_ns is None:
             self._since_ns = now
         count = self._counts.get(model)

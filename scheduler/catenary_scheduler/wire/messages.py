@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch import events
+from catenary_scheduler.dispatch.text_lengths import TextLengths
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -21,6 +22,7 @@ from catenary_services.domain.ids import (
     RequestId,
     ServerId,
 )
+from catenary_services.domain.model import TokenUnits
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import error_of_reason
 
@@ -38,9 +40,20 @@ def sendable_ns(computed_ns: Nanoseconds) -> Nanoseconds:
 
 
 def request_arrived(
-    gateway: GatewayId, message: scheduler_pb2.SubmitRequest, model: ModelKey, now: Nanoseconds
+    gateway: GatewayId,
+    message: scheduler_pb2.SubmitRequest,
+    model: ModelKey,
+    now: Nanoseconds,
+    units: TokenUnits | None = None,
 ) -> events.RequestArrived:
-    """Returns the event of a submitted request for `model`, which its message names."""
+    """Returns the event of a submitted request for `model`, which its message names.
+
+    With `units` it has the lengths of its texts; those that a gateway does not tell are full ones.
+    """
+    texts: TextLengths | None = None
+    if units is not None:
+        runs = [(run.rows, run.tokens) for run in message.texts]
+        texts = TextLengths.of(runs or [(message.rows, units.text_tokens)], units)
     adopted: tuple[events.AdoptedRows, ...] = ()
     if message.in_flight:
         adopted = tuple(
@@ -56,6 +69,7 @@ def request_arrived(
         now + message.budget_ns,
         message.priority,
         adopted,
+        texts,
     )
 
 

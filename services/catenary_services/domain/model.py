@@ -17,7 +17,10 @@ from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.tensors import TensorSpec
-from catenary_services.json_fields import Count
+from catenary_services.json_fields import Count, Positive
+
+SHORTEST_TEXT_TOKENS = 8
+"""A text counts as at least so many tokens in a batch, which bounds the rows of a batch."""
 
 RECOGNISED = "auto"
 """The name of a parser that is recognised from the chat template."""
@@ -70,6 +73,58 @@ BlockCosts = tuple[tuple[KernelCost, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class TokenUnits:
+    """The units in which batches of texts are counted, instead of rows.
+
+    Texts of a batch are filled up to the longest of them. A batch of n units has room for n times
+    `tokens` tokens, the filling included.
+    """
+
+    tokens: Positive
+    """Tokens of a unit."""
+    text_tokens: Positive
+    """The most tokens of a text."""
+
+    @property
+    def per_text(self) -> int:
+        """The units of a text of full length: no batch may be smaller than the largest text."""
+        return -(-self.text_tokens // self.tokens)
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens a text counts as."""
+        return min(SHORTEST_TEXT_TOKENS, self.text_tokens)
+
+    def counted(self, tokens: int) -> int:
+        """Returns the tokens that a text of a length counts as."""
+        return max(self.shortest, min(tokens, self.text_tokens))
+
+    def of(self, rows: int, tokens: int) -> int:
+        """Returns the units of a batch of rows, the longest of which counts as `tokens`."""
+        return -(-rows * tokens // self.tokens)
+
+    def most_rows(self, units: int) -> int:
+        """Returns how many texts a batch has at most: one of shortest texts."""
+        return units * self.tokens // self.shortest
+
+    def extremes(self, units: int) -> tuple[tuple[int, int], ...]:
+        """Returns batches of a size, as rows and tokens, of which one is the slowest there is.
+
+        What a batch costs is convex in the length of its rows, as attention is quadratic in it, and
+        grows with their number. So it costs most if its rows are as long or as short as they can
+        be.
+        """
+        room = units * self.tokens
+        full, few = room // self.text_tokens, -(-room // self.text_tokens)
+        batches = [
+            (full, self.text_tokens),
+            (few, room // few),
+            (room // self.shortest, self.shortest),
+        ]
+        return tuple(dict.fromkeys((n, long) for n, long in batches if n and long >= self.shortest))
+
+
+@dataclass(frozen=True, slots=True)
 class BlockTable:
     """A model cut into blocks; `catenary_agent.partitioning` makes it once, beside the model."""
 
@@ -84,10 +139,18 @@ class BlockTable:
     kernels: BlockCosts = ()
     """The kernels of each block, from which times on other devices are estimated; empty if nobody
     counted them, as in tables of earlier releases."""
+    units: TokenUnits | None = None
+    """The units of batches, if the model is given texts: all costs here are those of a text of full
+    length. None: rows, as in tables of earlier releases."""
 
     @property
     def blocks(self) -> int:
         return len(self.boundaries) - 1
+
+    @property
+    def row_units(self) -> int:
+        """The units of one row, of a text one of full length; 1 where batches are rows."""
+        return 1 if self.units is None else self.units.per_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from catenary_services.domain.ids import (
     ServerId,
 )
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
+from catenary_services.domain.model import TokenUnits
 from catenary_services.domain.packing import PackingGoal
 
 
@@ -36,8 +37,8 @@ class Stage:
     """Compute time at batch 1, 2, ..; index 0 is batch 1. The last entry is that of the pipeline's
     batch size or of a larger one."""
     input_bytes: int
-    """Bytes of one row that enter this stage; 0 for the first stage, whose inputs are not booked.
-    """
+    """Bytes of one row, or of one unit, that enter this stage; 0 for the first stage, whose inputs
+    are not booked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,13 @@ class ModelPlan:
     """Objectives of sessions that name none."""
     packing: PackingGoal = "off"
     """The goal for which sessions are moved between chains while they generate."""
+    units: TokenUnits | None = None
+    """The units of the pipelines' batch sizes, if the model is given texts; None: rows."""
+
+    @property
+    def row_units(self) -> int:
+        """The units of one row, of a text one of full length; 1 where batches are rows."""
+        return 1 if self.units is None else self.units.per_text
 
 
 @dataclass(frozen=True, slots=True)

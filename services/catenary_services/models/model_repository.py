@@ -58,6 +58,8 @@ from catenary_services.models.source_record import SourceRecord, decode_source, 
 MANIFEST_FILE = "model.yaml"
 BLOCKS_FILE = "blocks.json"
 BLOCKS_VERSION = 1
+BLOCKS_VERSION_OF_UNITS = 2
+"""The version of tables with units, which earlier releases would take for tables of rows."""
 PROFILE_FILE = "profile.json"
 DECODER_FILE = "decoder.json"
 PLATFORMS = ("onnxruntime_onnx", "pytorch_exported", "decoder")
@@ -468,9 +470,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def document_of_table(table: BlockTable) -> dict[str, Any]:
     """Returns the JSON form of a table."""
-    document = {"version": BLOCKS_VERSION, **document_of(table)}
+    version = BLOCKS_VERSION if table.units is None else BLOCKS_VERSION_OF_UNITS
+    document = {"version": version, **document_of(table)}
     if not table.kernels:
         del document["kernels"]
+    if table.units is None:
+        del document["units"]
     document["boundaries"] = [
         {"row_bytes": each["row_bytes"], "tensors": each["tensors"]}
         for each in document["boundaries"]
@@ -484,7 +489,8 @@ def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
     Raises:
         InvalidInput: A key is missing, of the wrong type or inconsistent; the field names it.
     """
-    check_version(document, BLOCKS_VERSION, where)
+    has_units = isinstance(document, dict) and document.get("units") is not None
+    check_version(document, BLOCKS_VERSION_OF_UNITS if has_units else BLOCKS_VERSION, where)
     table = converted(document, BlockTable, where)
     for i, boundary in enumerate(table.boundaries):
         for j, tensor in enumerate(boundary.tensors):
@@ -495,6 +501,8 @@ def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
         raise InvalidInput(f"{where}.compute_ns", "does not have one entry per block")
     if len(table.kernels) not in (0, table.blocks):
         raise InvalidInput(f"{where}.kernels", "does not have one list per block")
+    if table.units is not None and not table.batched:
+        raise InvalidInput(f"{where}.units", "is only for models that are batched")
     return table
 
 

@@ -14,9 +14,9 @@ class StageCost:
         self, compute_ns: tuple[Nanoseconds, ...], row_bytes: int, first: bool, final: bool
     ) -> None:
         self.compute_ns = compute_ns
-        """Time of a batch by its number of rows; index 0 is a batch of one row."""
+        """Time of a batch by its size in rows or units; index 0 is a batch of one."""
         self.row_bytes = row_bytes
-        """Bytes of one row of the partition's input."""
+        """Bytes of one row, or one unit, of the partition's input."""
         self.first = first
         """Whether the partition is the first, whose input comes from the gateway."""
         self.final = final
@@ -96,15 +96,20 @@ class SimulatedBatch:
         "hops",
         "position",
         "requests",
+        "size",
         "transfer_end",
         "transfer_start",
         "transfers_left",
     )
 
-    def __init__(self, batch: BatchId, requests: list[RequestId], hops: list[BatchHop]) -> None:
+    def __init__(
+        self, batch: BatchId, requests: list[RequestId], hops: list[BatchHop], size: int
+    ) -> None:
         self.batch = batch
         self.requests = requests
         """The request of each row."""
+        self.size = size
+        """The size of the batch in rows, or in units."""
         self.hops = hops
         self.position = 0
         self.transfers_left = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from catenary_scheduler.dispatch.text_lengths import TextLengths
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.errors import DeadlineExceeded, InternalError
 
@@ -18,6 +19,7 @@ class SimulatedRequests:
         arrived: Arrival time of each request, ascending.
         model_of: Index of each request's model.
         slos: Time by model from a request's arrival to its deadline.
+        texts: Length of each request's one text; None if batches are counted in rows.
     """
 
     __slots__ = (
@@ -28,6 +30,7 @@ class SimulatedRequests:
         "model_of",
         "models",
         "state",
+        "texts",
     )
 
     def __init__(
@@ -36,8 +39,10 @@ class SimulatedRequests:
         arrived: list[Nanoseconds],
         model_of: list[int],
         slos: list[Nanoseconds],
+        texts: list[TextLengths] | None = None,
     ) -> None:
         self.models = models
+        self.texts = texts
         self.arrived = arrived
         self.model_of = model_of
         self.deadlines = [

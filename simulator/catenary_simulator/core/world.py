@@ -91,7 +91,10 @@ class SimulatedCluster(Kernel):
         """Tells the dispatcher of a request of one row."""
         requests = self.requests
         model = requests.models[requests.model_of[number]]
-        self.tell(RequestArrived(RequestId(GATEWAY, number), model, 1, requests.deadlines[number]))
+        deadline, texts = requests.deadlines[number], requests.texts
+        length = texts[number] if texts is not None else None
+        request = RequestId(GATEWAY, number)
+        self.tell(RequestArrived(request, model, 1, deadline, 0, (), length))
 
     def happen(self, order: int, what: object) -> None:
         """Handles the end of a transfer or a compute, or the delivery of a report."""
@@ -132,7 +135,7 @@ class SimulatedCluster(Kernel):
         for planned in order.path:
             device = self.devices[planned.agent]
             hops.append(BatchHop(device, device.costs[planned.partition], planned.start_ns))
-        job = SimulatedBatch(order.batch, [part.request for part in order.slices], hops)
+        job = SimulatedBatch(order.batch, [part.request for part in order.slices], hops, order.size)
         self._jobs[order.batch] = job
         cost = hops[0].cost
         if cost.first:
@@ -236,7 +239,7 @@ class SimulatedCluster(Kernel):
             job = heappop(device.ready)[2]
             if job.cancelled:
                 continue
-            length = job.hops[job.position].cost.compute_ns[len(job.requests) - 1]
+            length = job.hops[job.position].cost.compute_ns[job.size - 1]
             if not self._compute_noise.constant:
                 length = max(1, int(length * self._compute_noise.next()))
             device.running = job
@@ -270,7 +273,7 @@ class SimulatedCluster(Kernel):
             job.transfer_start = job.transfer_end = -1
             job.transfers_left = 1
             following = job.hops[job.position]
-            size = following.cost.row_bytes * len(job.requests)
+            size = following.cost.row_bytes * job.size
             self._transfer(job, device, following.device, size, now)
         else:
             self._left(job, device, hop.cost.final, now)

@@ -34,3 +34,4 @@ def test_it_says_of_inputs_what_is_free_and_what_was_measured(
     assert run("prepare", "tiny", "--model-repository", models) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0] == "input input_ids: INT64 [-1, -1]; -1 is free, measured with [1, 24]"
+    assert "batches are counted in units of 16 tokens" in said

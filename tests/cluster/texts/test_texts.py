@@ -95,3 +95,28 @@ def test_an_encoder_is_given_texts_and_answers_the_embeddings_of_its_library(
         with ThreadPoolExecutor(8) as pool:
             for index, found in enumerate(pool.map(ask, range(24))):
                 np.testing.assert_allclose(found, want[index % len(PIECES)], atol=1e-5)
+
+
+def test_a_batch_has_room_for_tokens_and_not_for_rows(
+    cluster: RunningCluster, encoder: Path
+) -> None:
+    """There is room for four texts of full length (24 tokens, counted as two units of 16)."""
+    short, long = ["dog", "a cat"] * 16, ["the dog sat on a cat " * 5] * 8
+    texts = [*short, *long, *PIECES]
+    want = expected(encoder, texts)
+    with Client(cluster.grpc, admin_target=cluster.admin) as client:
+
+        def batches(asked: list[str]) -> tuple[int, np.ndarray]:
+            answer = client.infer("sentences", {"text": np.array(asked, np.object_)})
+            spans = client.trace(answer.id).spans
+            sent = {span.batch_id for span in spans if span.batch_id}
+            return len(sent), answer.outputs["sentence_embedding"]
+
+        number, found = batches(short)
+        assert number == 2  # 128 tokens are room for 16 texts that count as 8 each
+        np.testing.assert_allclose(found, want[:32], atol=1e-5)
+        number, found = batches(long)
+        assert number == 2  # and for 5 of 24
+        np.testing.assert_allclose(found, want[32:40], atol=1e-5)
+        _, found = batches(texts)
+        np.testing.assert_allclose(found, want, atol=1e-5)

@@ -19,9 +19,12 @@ from catenary_agent.executors.loading import load_executor
 from catenary_agent.partitioning import jailed
 from catenary_agent.preparing import cutting, prepare
 from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.model import TokenUnits
 from catenary_services.domain.tensors import ANY
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
+from compared_models.encoders import CASES, REFUSED, expected, tokens_of
+from compared_models.page import Row, check_refused, check_written, largest_difference
 from small_models.jail_here import run_here
 from small_models.text_models import minilm_folder, write_encoder
 
@@ -31,8 +34,6 @@ pytest.importorskip("onnxscript", reason="PyTorch exports to ONNX with it")
 
 KEY = ModelKey("sentences", "1")
 TEXTS = ["the cat sat on a mat.", "a dog", "the the the unknown cat . . on"]
-MEAN = {"modules": [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]}
-MEAN_POOLING = {"1_Pooling__config": {"pooling_mode_mean_tokens": True}}
 
 
 @pytest.fixture(autouse=True)
@@ -44,33 +45,6 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (jailed, prepare, importing):
         monkeypatch.setattr(module, "run_jailed", run_here)
-
-
-def tokens_of(folder: Path, texts: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """The tokens that the model's own tokenizer makes, filled up to the longest text."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]"
-    )
-    tokenizer.backend_tokenizer.no_truncation()
-    made = tokenizer(list(texts), padding=True, return_tensors="pt", return_token_type_ids=True)
-    return {name: made[name] for name in names}
-
-
-def expected(folder: Path, tokens: dict[str, Any], *, mean: bool, normal: bool) -> np.ndarray:
-    """What the README of a sentence transformer does with `transformers`."""
-    from transformers import AutoModel
-
-    with torch.no_grad():
-        vectors = AutoModel.from_pretrained(folder).eval()(**tokens).last_hidden_state
-        mask = tokens["attention_mask"].unsqueeze(-1).expand(vectors.size()).float()
-        vector = vectors[:, 0]
-        if mean:
-            vector = (vectors * mask).sum(1) / torch.clamp(mask.sum(1), min=1e-9)
-        if normal:
-            vector = torch.nn.functional.normalize(vector, p=2, dim=1)
-    return np.asarray(vector)
 
 
 def in_parts(repository: ModelRepository, tokens: dict[str, Any], cuts: Sequence[int]) -> Any:
@@ -94,10 +68,15 @@ def inputs_of(repository: ModelRepository) -> list[str]:
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
-    "family", ["bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if case.is_slow else [])
+        for name, case in CASES.items()
+    ],
 )
-def test_every_family_computes_what_transformers_does(tmp_path: Path, family: str) -> None:
-    folder = write_encoder(tmp_path / "source", family, **MEAN, **MEAN_POOLING)
+def test_every_family_computes_what_transformers_does(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    folder = write_encoder(tmp_path / "source", case.family, **case.options)
     repository = ModelRepository(tmp_path / "models")
     table = import_encoder(repository, folder, KEY, EncoderOptions(blocks=4))
     assert table.batched
@@ -107,21 +86,24 @@ def test_every_family_computes_what_transformers_does(tmp_path: Path, family: st
         "INT64",  # the mask, which the last block needs
         "BOOL",
     }
-    assert [spec.shape for spec in table.boundaries[-1].tensors] == [(ANY, 32)]
+    answer = ("sentence_embedding", (ANY, 32)) if case.pooling else ("logits", (ANY, 3))
+    assert [(spec.name, spec.shape) for spec in table.boundaries[-1].tensors] == [answer]
     tokens = tokens_of(folder, TEXTS, inputs_of(repository))
-    for cuts in ((), (1,), tuple(range(1, table.blocks))):
-        found = in_parts(repository, tokens, cuts)
-        np.testing.assert_allclose(
-            found, expected(folder, tokens, mean=True, normal=True), atol=1e-5
-        )
+    said = expected(folder, tokens, case)
+    found = [
+        largest_difference(in_parts(repository, tokens, cuts), said)
+        for cuts in ((), (1,), tuple(range(1, table.blocks)))
+    ]
+    check_written(Row("encoder", name, "ONNX Runtime"), "`transformers`", max(found))
     manifest = repository.manifest(KEY)
     assert manifest.text_tokens == 24
     assert not manifest.float16_boundaries
+    assert table.units == repository.block_table(KEY).units == TokenUnits(16, 24)
 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_zeros_behind_a_text_change_nothing(tmp_path: Path) -> None:
-    folder = write_encoder(tmp_path / "source", "bert", **MEAN, **MEAN_POOLING)
+    folder = write_encoder(tmp_path / "source", **CASES["bert, mean"].options)
     repository = ModelRepository(tmp_path / "models")
     import_encoder(repository, folder, KEY, EncoderOptions(blocks=2))
     alone = tokens_of(folder, TEXTS[1:2], inputs_of(repository))
@@ -131,22 +113,8 @@ def test_zeros_behind_a_text_change_nothing(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_a_classifier_answers_with_its_logits(tmp_path: Path) -> None:
-    from transformers import AutoModelForSequenceClassification
-
-    folder = write_encoder(tmp_path / "source", "bert", labels=3)
-    repository = ModelRepository(tmp_path / "models")
-    table = import_encoder(repository, folder, KEY, EncoderOptions(blocks=3))
-    assert [(s.name, s.shape) for s in table.boundaries[-1].tensors] == [("logits", (ANY, 3))]
-    tokens = tokens_of(folder, TEXTS, inputs_of(repository))
-    with torch.no_grad():
-        logits = AutoModelForSequenceClassification.from_pretrained(folder).eval()(**tokens).logits
-    np.testing.assert_allclose(in_parts(repository, tokens, (1,)), logits, atol=1e-5)
-
-
 def test_the_jail_makes_the_graph(tmp_path: Path) -> None:
-    folder = write_encoder(tmp_path / "source", "bert", **MEAN, **MEAN_POOLING)
+    folder = write_encoder(tmp_path / "source", **CASES["bert, mean"].options)
     repository = ModelRepository(tmp_path / "models")
     import_encoder(repository, folder, KEY, EncoderOptions(blocks=3))
     record = repository.content(KEY)
@@ -155,7 +123,7 @@ def test_the_jail_makes_the_graph(tmp_path: Path) -> None:
     tokens = tokens_of(folder, TEXTS, inputs_of(repository))
     np.testing.assert_allclose(
         in_parts(repository, tokens, (1,)),
-        expected(folder, tokens, mean=True, normal=True),
+        expected(folder, tokens, CASES["bert, mean"]),
         atol=1e-5,
     )
 
@@ -190,19 +158,6 @@ USUAL = modules("Transformer", "Pooling")
             {"modules.json": USUAL, **pooling(pooling_mode="mean")},
             EncoderAnswer(pooling="mean"),
         ),
-        ({"modules.json": modules("Transformer", "Pooling", "Dense")}, "'Dense'"),
-        ({"modules.json": modules("Pooling", "Transformer")}, "in this order"),
-        (
-            {"modules.json": USUAL, **pooling(pooling_mode_weightedmean_tokens=True)},
-            "pooling_mode_weightedmean_tokens",
-        ),
-        (
-            {
-                "modules.json": USUAL,
-                **pooling(pooling_mode_cls_token=True, pooling_mode_max_tokens=True),
-            },
-            "cls, max",
-        ),
         ({"modules.json": {"a": 1}}, "modules.json"),
         ({"modules.json": "[[[["}, "modules.json"),
     ],
@@ -222,18 +177,13 @@ def test_what_the_files_say_is_done_or_refused_by_name(
 
 
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [({"model_type": "llama"}, "model_type 'llama'"), ({"model_type": None}, "model_type None")],
-)
-def test_other_families_are_refused_by_their_names(
-    tmp_path: Path, change: dict[str, object], said: str
-) -> None:
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_be_wrong_is_refused_with_a_sentence(tmp_path: Path, what: str) -> None:
     folder = write_encoder(tmp_path / "source")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(InvalidInput, match=said):
+    REFUSED[what](folder)
+    with pytest.raises(InvalidInput) as refused:
         import_encoder(ModelRepository(tmp_path / "models"), folder, KEY)
+    check_refused("encoder", what, refused.value.message)
     assert not (tmp_path / "models" / KEY.name).exists()
 
 
@@ -245,7 +195,7 @@ def test_minilm_computes_the_embeddings_of_its_own_library(tmp_path: Path) -> No
     assert table.blocks == 6
     texts = ["A cat sits on the mat.", "Feline, resting.", "GPU prices rose " * 30]
     tokens = tokens_of(folder, texts, inputs_of(repository))
-    want = expected(folder, tokens, mean=True, normal=True)
+    want = expected(folder, tokens, CASES["bert, mean"])
     for cuts in ((), tuple(range(1, table.blocks))):
         np.testing.assert_allclose(in_parts(repository, tokens, cuts), want, atol=1e-5)
     assert want[0] @ want[1] > want[0] @ want[2]

@@ -187,7 +187,8 @@ def test_unmeasured_sizes_follow_the_line_of_the_measured_ones():
 async def test_measuring_ends_with_its_time_and_still_covers_every_size():
     executor = ScriptedExecutor(PartitionKey(MODEL, 0, 1))
     executor.takes_s = 0.02
-    executor.ends = type("Ends", (), {"example_arrays": staticmethod(lambda rows: [x(rows)])})
+    examples = staticmethod(lambda rows: [x(rows)])
+    executor.ends = type("Ends", (), {"example_arrays": examples, "units": None})
 
     async def at_once(work):
         return await asyncio.to_thread(work)

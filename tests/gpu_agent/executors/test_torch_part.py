@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +13,19 @@ from catenary_agent.executors.loading import load_executor
 from catenary_agent.partitioning import jailed
 from catenary_agent.preparing import cutting, prepare
 from catenary_agent.preparing.prepare import prepare_model
-from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import BlockTable, ModelManifest
 from catenary_services.domain.tensors import ANY
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
+from compared_models.graphs import KEY, difference, repository_of
 from small_models.jail_here import run_here
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-KEY = ModelKey("net", "1")
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+
+from compared_models.nets import Sequences
 
 
 class Masked(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -42,107 +45,30 @@ class Masked(torch.nn.Module):  # type: ignore[misc, name-defined]
         return torch.nn.functional.relu_(h) + first
 
 
-class Sequences(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """Attention over sequences of any length, with positions and a mask made from their size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions = torch.nn.Parameter(torch.randn(50, 16))
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
-
-    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        length = x.shape[1]
-        h = (x + self.positions[:length]) * weights.unsqueeze(-1)
-        mask = torch.ones(length, length, dtype=torch.bool).tril()
-        for layer in self.layers:
-            q = layer(h).reshape(x.shape[0], length, 2, 8).transpose(1, 2)
-            attended = torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
-            h = h + attended.transpose(1, 2).reshape(x.shape[0], length, 16)
-        return h
-
-
-class Halving(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """Convolutions that halve pictures of any size, and a flattening by the size that is left."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Conv2d(3, 8, 3, padding=1)
-        self.second = torch.nn.Conv2d(8, 8, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
-        h = torch.relu(self.second(h))
-        return h.reshape(h.shape[0], 8, h.shape[2] * h.shape[3]).transpose(1, 2)
-
-
-def exported(
-    repository: ModelRepository, module: Any, arguments: tuple[Any, ...], sizes: tuple[Any, ...]
-) -> None:
-    torch.manual_seed(0)
-    repository.write_manifest(ModelManifest(KEY, "pytorch_exported", "model.pt2", 10**9, 8, False))
-    program = torch.export.export(module.eval(), arguments, dynamic_shapes=sizes, strict=False)
-    torch.export.save(program, repository.model_file(KEY))
-
-
-def in_parts(
-    repository: ModelRepository, cuts: tuple[int, ...], *values: np.ndarray
-) -> list[np.ndarray]:
-    found = list(values)
-    for first, last in itertools.pairwise([0, *cuts, repository.block_table(KEY).blocks]):
-        found = load_executor(
-            repository,
-            PartitionKey(KEY, first, last),
-            device=Device.parse("cpu"),
-            float16_boundaries=False,
-        ).run(found)
-    return found
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_sizes_beside_the_batch_stay_free_in_every_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
-    monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
-    for module in (jailed, prepare):
-        monkeypatch.setattr(module, "run_jailed", run_here)
-    repository, net = ModelRepository(tmp_path), Sequences()
-    batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=1, max=50)
-    free = torch.export.Dim.AUTO
-    sizes = {0: batch, 1: length} if named else {0: free, 1: free}
-    arguments = (torch.zeros(2, 6, 16), torch.zeros(2, 6))
-    exported(repository, net, arguments, (dict(sizes), dict(sizes)))
-    table = prepare_model(repository, KEY, blocks=4)
-    assert table.batched
-    assert table.blocks > 2
-    assert [t.shape for t in table.boundaries[0].tensors] == [(ANY, ANY, 16), (ANY, ANY)]
-    random = np.random.default_rng(0)
-    for rows, steps in ((3, 9), (1, 4)):
-        x = random.standard_normal((rows, steps, 16)).astype(np.float32)
-        weights = random.random((rows, steps)).astype(np.float32)
-        with torch.no_grad():
-            expected = net(torch.from_numpy(x), torch.from_numpy(weights)).numpy()
-        for cuts in ((), (1,), tuple(range(1, table.blocks))):
-            (found,) = in_parts(repository, cuts, x, weights)
-            np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_pictures_of_any_size_are_cut_only_where_their_size_is_known(
+def test_sizes_with_names_and_bounds_stay_free_in_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
     for module in (jailed, prepare):
         monkeypatch.setattr(module, "run_jailed", run_here)
-    repository, net = ModelRepository(tmp_path), Halving()
-    free = torch.export.Dim.AUTO
-    exported(repository, net, (torch.zeros(2, 3, 32, 48),), ({0: free, 2: free, 3: free},))
+    repository, net = repository_of(tmp_path, "pytorch_exported"), Sequences().eval()
+    sizes = {
+        0: torch.export.Dim("batch", min=1),
+        1: torch.export.Dim("length", min=1, max=50),
+    }
+    arguments = (torch.zeros(2, 6, 16), torch.zeros(2, 6))
+    program = torch.export.export(
+        net, arguments, dynamic_shapes=(dict(sizes), dict(sizes)), strict=False
+    )
+    torch.export.save(program, repository.model_file(KEY))
     table = prepare_model(repository, KEY, blocks=4)
-    assert table.blocks > 1
-    x = np.random.default_rng(0).standard_normal((2, 3, 20, 36)).astype(np.float32)
+    assert table.batched
+    assert [t.shape for t in table.boundaries[0].tensors] == [(ANY, ANY, 16), (ANY, ANY)]
+    x, weights = torch.randn(3, 9, 16), torch.rand(3, 9)
     with torch.no_grad():
-        expected = net(torch.from_numpy(x)).numpy()
-    for cuts in ((), *((cut,) for cut in range(1, table.blocks))):
-        (found,) = in_parts(repository, cuts, x)
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        expected = net(x, weights).numpy()
+    inputs = {"x": x.numpy(), "weights": weights.numpy()}
+    assert difference(repository, inputs, [expected]) < 1e-5
 
 
 @pytest.fixture

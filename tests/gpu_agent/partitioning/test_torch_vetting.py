@@ -181,34 +181,6 @@ def test_a_size_that_grows_from_node_to_node_is_refused(plain: Path, tmp_path: P
         check_archive(path, in_place=True)
 
 
-class Remembers(torch.nn.Module):
-    """Gives every request what the one before sent: through a view, so that no name tells."""
-
-    kept: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("kept", torch.zeros(3, 8, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        before = self.kept.clone()
-        self.kept.view(-1).mul_(0.0).add_(x[0].reshape(-1))
-        return x + before
-
-
-class ChangesItsInput(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x.reshape(-1).mul_(2.0)
-        return x + 1
-
-
-@pytest.mark.parametrize("module", [Remembers(), ChangesItsInput()])
-def test_what_outlives_a_request_must_not_change(module: torch.nn.Module, tmp_path: Path) -> None:
-    path = export(module, tmp_path / "m.pt2")
-    with pytest.raises(InvalidInput, match=r"outlives a request|keeps state"):
-        load_torch(path)
-
-
 def test_a_program_exported_for_training_is_refused(tmp_path: Path) -> None:
     path = export(Plain(), tmp_path / "m.pt2", train=True)
     with pytest.raises(InvalidInput, match=r"training|keeps state|none of the operators"):

@@ -28,6 +28,7 @@ from catenary_scheduler.dispatch.events import (
     StageReported,
     Tick,
 )
+from catenary_scheduler.dispatch.text_lengths import TextLengths
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
@@ -38,6 +39,7 @@ from catenary_services.domain.ids import (
     RequestId,
     ServerId,
 )
+from catenary_services.domain.model import TokenUnits
 from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
 MODELS = (ModelKey("cats", "1"), ModelKey("dogs", "1"))
@@ -83,7 +85,9 @@ CATS = ModelPlan(
         pipeline(MODELS[0], 2, pool(4)),
     ),
 )
-DOGS = ModelPlan(MODELS[1], 400, (pipeline(MODELS[1], 3, pool(1, 2), pool(2, 3)),))
+UNITS = TokenUnits(8, 16)
+DOGS = ModelPlan(MODELS[1], 400, (pipeline(MODELS[1], 3, pool(1, 2), pool(2, 3)),), units=UNITS)
+"""A model of texts: one of full length takes two units."""
 PLANS = (plan(CATS, DOGS), plan(DOGS), plan(CATS), plan())
 
 
@@ -134,6 +138,9 @@ class Cluster(RuleBasedStateMachine):
                 assert 0 <= part.request_row <= arrived.rows - part.rows
                 row += part.rows
             assert row == command.rows
+            assert command.size <= 4
+            for hop in command.path:  # what is booked has room for the batch
+                assert hop.duration_ns >= (20, 24, 28, 32)[command.size - 1]
             self.batches[command.batch] = (command, 0)
         else:
             assert isinstance(command, CancelBatch)
@@ -145,11 +152,16 @@ class Cluster(RuleBasedStateMachine):
         rows=st.integers(1, 9),
         budget=st.integers(0, 700),
         priority=st.sampled_from([0, 0, 0, 1]),
+        longest=st.sampled_from([3, 11, 16]),
     )
-    def arrive(self, model: ModelKey, rows: int, budget: int, priority: int) -> None:
+    def arrive(self, model: ModelKey, rows: int, budget: int, priority: int, longest: int) -> None:
         self.number += 1
         request = RequestId(GatewayId("g"), self.number)
-        event = RequestArrived(request, model, rows, self.now + budget, priority)
+        texts = None
+        if model == MODELS[1]:
+            runs = [(rows - 1, 3), (1, longest)] if rows > 1 else [(1, longest)]
+            texts = TextLengths.of(runs, UNITS)
+        event = RequestArrived(request, model, rows, self.now + budget, priority, (), texts)
         self.open[request] = event
         self.missing[request] = set(range(rows))
         self.tell(event)
@@ -323,6 +335,7 @@ class Cluster(RuleBasedStateMachine):
                 event.deadline_ns,
                 event.priority,
                 tuple(in_flight[request]) if known else (),
+                event.texts,
             )
             for request, event in self.open.items()
         ]

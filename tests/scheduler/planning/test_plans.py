@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -19,7 +20,7 @@ from catenary_scheduler.planning import (
     placement_document,
 )
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey, PlanId, ServerId
-from catenary_services.domain.model import BlockTable, Boundary
+from catenary_services.domain.model import BlockTable, Boundary, TokenUnits
 from catenary_services.domain.plan import Agent
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import PlanInfeasible
@@ -155,6 +156,37 @@ def test_the_batch_is_lowered_to_what_was_measured() -> None:
 def test_an_slo_below_one_row_is_infeasible_and_says_so() -> None:
     with pytest.raises(PlanInfeasible, match=r"cats:1: SLO of 29 ms .* takes 30\.000 ms"):
         complete_plan(placed(29), {CATS: table(1, 1)}, TIMES, PlanId("p"))
+
+
+UNITS = TokenUnits(16, 64)
+"""Texts of up to 64 tokens: four units."""
+BY_UNIT = {
+    (AgentId("a0"), FIRST): tuple(10 * MS + at * MS for at in range(8)),
+    (AgentId("a1"), SECOND): tuple(10 * MS + at * MS for at in range(8)),
+    (AgentId("a2"), SECOND): tuple(10 * MS + at * MS for at in range(12)),
+}
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "batch", "size"), [(100, 2, 8), (100, 1, 4), (100, 9, 8), (31, 2, 6), (26, 2, 4)]
+)
+def test_batches_of_texts_are_counted_in_units_and_have_room_for_full_ones(
+    slo_ms: float, batch: int, size: int
+) -> None:
+    texts = replace(table(1, 1), units=UNITS)
+    (model,) = complete_plan(placed(slo_ms, batch), {CATS: texts}, BY_UNIT, PlanId("p")).models
+    assert (model.units, model.row_units) == (UNITS, 4)
+    assert model.pipelines[0].batch_size == size
+    assert model.pipelines[0].stages[1].input_bytes == (6 * 2 + 8) // 4
+
+
+def test_an_slo_below_a_text_of_full_length_is_infeasible() -> None:
+    tables = {CATS: replace(table(1, 1), units=UNITS)}
+    with pytest.raises(PlanInfeasible, match=r"SLO of 25 ms .* takes 26\.000 ms"):
+        complete_plan(placed(25), tables, BY_UNIT, PlanId("p"))
+    few = {key: times[:3] for key, times in BY_UNIT.items()}
+    with pytest.raises(PlanInfeasible, match="not measured up to a text of full length"):
+        complete_plan(placed(100), tables, few, PlanId("p"))
 
 
 def test_what_is_missing_is_named() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_scheduler.dispatch import events
+from catenary_scheduler.dispatch.text_lengths import TextLengths
 from catenary_scheduler.wire import messages as wire_messages
 from catenary_services.domain.ids import (
     AgentId,
@@ -12,6 +13,7 @@ from catenary_services.domain.ids import (
     PartitionKey,
     RequestId,
 )
+from catenary_services.domain.model import TokenUnits
 
 MODEL = ModelKey("toy", "1")
 NOW = 1_000_000_000
@@ -40,6 +42,23 @@ def test_budgets_become_moments_of_our_clock() -> None:
         -1,
         (events.AdoptedRows(BatchId(9), 1, 2, NOW + 40),),
     )
+
+
+def test_texts_become_runs_of_counted_tokens() -> None:
+    units = TokenUnits(16, 64)
+    run = scheduler_pb2.TextRows
+    message = scheduler_pb2.SubmitRequest(
+        request_id=7, model="toy", rows=6, texts=[run(rows=5, tokens=3), run(rows=1, tokens=90)]
+    )
+    arrived = wire_messages.request_arrived(GatewayId("g"), message, MODEL, NOW, units)
+    assert arrived.texts is not None
+    assert (arrived.texts.ends, arrived.texts.tokens) == ((5, 6), (8, 64))
+    assert arrived.full_rows == (5 * 8 + 64) / 64
+    # Rows are rows where the model's batches are counted in them.
+    assert wire_messages.request_arrived(GatewayId("g"), message, MODEL, NOW).full_rows == 6
+    del message.texts[:]  # of a gateway of an earlier release
+    arrived = wire_messages.request_arrived(GatewayId("g"), message, MODEL, NOW, units)
+    assert (arrived.texts, arrived.full_rows) == (TextLengths((6,), (64,), 6.0), 6.0)
 
 
 def test_reports_become_intervals_of_our_clock() -> None:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.latency import TokenObjectives
-from catenary_services.domain.model import BlockTable, Boundary, ModelManifest
+from catenary_services.domain.model import BlockTable, Boundary, ModelManifest, TokenUnits
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.errors import InvalidInput, ModelNotFound
 from catenary_services.models.model_repository import (
@@ -184,6 +185,20 @@ def test_a_bad_table_names_the_key(path: tuple[str | int, ...], value: object, f
     with pytest.raises(InvalidInput) as caught:
         table_of_document(document)
     assert caught.value.field.endswith(field)
+
+
+def test_a_table_of_units_is_of_a_version_that_earlier_releases_refuse() -> None:
+    texts = replace(table(), units=TokenUnits(16, 64))
+    document = document_of_table(texts)
+    assert table_of_document(document) == texts
+    assert (document["version"], document["units"]) == (2, {"tokens": 16, "text_tokens": 64})
+    assert "units" not in document_of_table(table())
+    with pytest.raises(InvalidInput, match="version: is 1"):
+        table_of_document(document | {"version": 1})
+    with pytest.raises(InvalidInput, match=r"units\.tokens"):
+        table_of_document(document | {"units": {"tokens": 0, "text_tokens": 64}})
+    with pytest.raises(InvalidInput, match="units: is only for models that are batched"):
+        table_of_document(document | {"batched": False})
 
 
 def test_missing_things_are_not_found(tmp_path: Path) -> None:

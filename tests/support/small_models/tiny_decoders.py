@@ -175,6 +175,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Of each family that PyTorch agents run, `model_type` first, values that use what is special."""
 
 
+def usual_values() -> dict[str, Any]:
+    """Returns the values of configurations that all tiny models have."""
+    return dict(_COMMON)
+
+
 @cache
 def shared_variant(variant: str) -> tuple[ModelRepository, ModelKey]:
     """Returns one of `VARIANTS`, made once for all tests of this process, which only read it."""

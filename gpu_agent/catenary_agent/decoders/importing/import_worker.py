@@ -9,11 +9,9 @@ This module needs PyTorch and transformers, whose output is shown only if someth
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,8 @@ from catenary_agent.decoders.model_files.description import (
     why_not_quantised,
 )
 from catenary_agent.decoders.model_files.embedding import EMBEDDING
-from catenary_agent.decoders.model_files.gguf_weights import check_architecture, write_weights
-from catenary_agent.decoders.model_files.quantisation import (
-    GROUP,
-    QuantisedLayout,
-    stored_as,
-    why_not_precision,
-)
+from catenary_agent.decoders.model_files.gguf_weights import plain_reader, write_model
+from catenary_agent.decoders.model_files.quantisation import stored_as, why_not_precision
 from catenary_agent.decoders.model_files.sizes import (
     GraphBytes,
     end_token_ids,
@@ -116,10 +109,7 @@ def make_in_jail(job: bytes, room: JailWorkspace) -> bytes:
     source, folder = room.inputs[0], room.output
     if order.gguf:
         room.tell("reading the weights")
-        if order.options.target == "gpu":
-            keep_gguf(source, folder, keep=order.options.precision == "int4", tell=room.tell)
-        else:
-            convert_gguf(source, folder)
+        convert_gguf(source, folder, order.options, room.tell)
         checkpoint = Checkpoint.of(folder)
         check_config(folder, order.options)
     else:
@@ -232,67 +222,33 @@ def check_config(folder: Path, options: ImportOptions) -> None:
         raise InvalidInput("config.json", unfit)
 
 
-def convert_gguf(file: Path, folder: Path) -> None:
-    """Writes the model of a GGUF file as float32 safetensors, with config and tokenizer.
-
-    `transformers` reads the file, whatever its quantisation. The resulting model refuses to be
-    saved as plain weights, so its tensors are assigned to a plain model of the same class.
-    """
-    import gguf
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    # transformers reads the whole file three times and builds the name map once per module. Caching
-    # both saves two thirds of the time.
-    for name in ("GGUFReader", "get_tensor_name_map"):
-        vars(gguf)[name] = lru_cache(vars(gguf)[name])
-    quantised = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+def convert_gguf(
+    file: Path, folder: Path, options: ImportOptions, tell: Callable[[str], None]
+) -> None:
+    """Writes the model of a GGUF file in the form the agents of the target read."""
+    for_gpus = options.target == "gpu"
+    reader = plain_reader(file)
+    write_model(
+        reader,
+        folder,
+        keep=for_gpus and options.precision == "int4",
+        dtype="float16" if for_gpus else "float32",
+        tell=tell,
     )
-    check_architecture(quantised.config.model_type)
-    facts: dict[str, Any] = quantised.config.to_dict()
-    for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
-        facts.pop(name, None)
-    with torch.device("meta"):
-        plain = type(quantised)(type(quantised.config)(**facts))
-    plain.load_state_dict(quantised.state_dict(), assign=True)
-    plain.tie_weights()
-    plain.save_pretrained(folder, max_shard_size="1TB")
-    _save_tokenizer(file, folder)
+    _save_tokenizer(file, reader, folder)
 
 
-def keep_gguf(file: Path, folder: Path, *, keep: bool, tell: Callable[[str], None]) -> None:
-    """Writes the model of a GGUF file in the form PyTorch agents read, with its tokenizer.
-
-    Args:
-        file: The GGUF file.
-        folder: The folder to write to.
-        keep: Whether matrices quantised to four bits stay quantised.
-        tell: Called with a text about the matrices that do not.
-    """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    write_weights(file, folder, config, keep=keep, tell=tell)
-    facts: dict[str, Any] = {
-        name: value
-        for name, value in config.to_dict().items()
-        if name not in ("quantization_config", "_name_or_path", "_model_name_or_path")
-    }
-    if keep:
-        facts["quantization_config"] = {
-            "quant_method": QuantisedLayout.PLAIN,
-            "bits": 4,
-            "group_size": GROUP,
-        }
-    (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n")
-    _save_tokenizer(file, folder)
-
-
-def _save_tokenizer(file: Path, folder: Path) -> None:
+def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
+    import gguf
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        file.parent, gguf_file=file.name, trust_remote_code=False
-    )
+    theirs = gguf.GGUFReader
+    # transformers would read the whole file again
+    vars(gguf)["GGUFReader"] = lambda _: reader
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, trust_remote_code=False
+        )
+    finally:
+        vars(gguf)["GGUFReader"] = theirs
     tokenizer.save_pretrained(folder)

@@ -1,28 +1,28 @@
-"""Conversion of GGUF weights for PyTorch agents: 4-bit matrices are kept, the rest becomes float16.
+"""Conversion of GGUF files to the form that agents and builders of graphs read.
 
-Q4_0, Q4_1 and Q4_K are codes of four bits with a scale and an offset for every 32 weights, which is
-the form `torch_quantised.FourBitLinear` computes with: codes are kept, and scales and offsets are
-exact in float32. Everything else is converted to float16, one piece at a time. This runs in the
-jail.
+For PyTorch agents 4-bit matrices are kept, and the rest becomes float16; graphs are made of
+float32. Q4_0, Q4_1 and Q4_K are codes of four bits with a scale and an offset for every 32 weights,
+which is the form `torch_quantised.FourBitLinear` computes with: codes are kept, and scales and
+offsets are exact in float32. Everything else is converted one piece at a time. A tensor that nobody
+computes with is refused. This runs in the jail.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from catenary_agent.decoders.model_files.quantisation import GROUP
+from catenary_agent.decoders.model_files.gguf_config import ROTATION_FACTORS, config_of
+from catenary_agent.decoders.model_files.quantisation import GROUP, QuantisedLayout
 from catenary_agent.decoders.model_files.weights import WEIGHTS_FILE, header_bytes
 from catenary_services.errors import InvalidInput
 
-_ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
-"""The name that the gguf library has for each supported `model_type`; a Mistral's file says
-"llama"."""
 _PIECE_ROWS = 4096
 _FINEST = np.dtype("<f4")
 _Array = np.ndarray[Any, np.dtype[Any]]
@@ -39,52 +39,32 @@ class _Part:
     make: Callable[[], Iterator[_Array]]
 
 
-def write_weights(
-    file: Path, folder: Path, config: Any, *, keep: bool, tell: Callable[[str], None]
+def write_model(
+    reader: Any, folder: Path, *, keep: bool, dtype: str, tell: Callable[[str], None]
 ) -> None:
-    """Writes the weights of a GGUF file as `model.safetensors`.
+    """Writes the model of a GGUF file as `config.json` and `model.safetensors`.
 
     Args:
-        file: The GGUF file.
+        reader: The reader of the file.
         folder: The folder to write to.
-        config: The model's configuration, as `transformers` read it from the file.
         keep: Whether matrices of layers stay quantised where possible.
+        dtype: The datatype of all other matrices, "float16" or "float32".
         tell: Called with a text about the matrices that could not be kept.
 
     Raises:
-        InvalidInput: Tensors of the model are missing, or none can be kept.
+        InvalidInput: The file says something that is not computed, tensors of the model are
+            missing, or none can be kept.
     """
-    import gguf
-
-    check_architecture(config.model_type)
-    reader = gguf.GGUFReader(file)
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    arch = getattr(gguf.MODEL_ARCH, _ARCHITECTURES[config.model_type])
-    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    parts: list[_Part] = []
-    kept: Counter[str] = Counter()
-    for name, linear in _tensor_names(config):
-        base, _, ending = name.rpartition(".")
-        found = stored.get(f"{names.get_name(base)}.{ending}")
-        if found is None:
-            if ending == "bias" or base == "lm_head":  # optional in some models
-                continue
-            raise InvalidInput(name, "is not in the file")
-        rows = _row_order(config, base, int(found.shape[-1]))
-        kind = found.tensor_type.name
-        if linear and keep and kind in _SPLIT:
-            parts += _kept(base, found, rows)
-            kept["kept"] += 1
-        else:
-            parts.append(_plain(name, found, rows))
-            kept[kind] += linear and keep
-    count = kept.pop("kept", 0)
-    if keep and not count:
-        known = ", ".join(_SPLIT)
-        raise InvalidInput(file.name, f"has no matrix of {known}: import it as fp32 or int8")
-    others = ", ".join(f"{many} of {kind}" for kind, many in sorted(kept.items()) if many)
-    if others:
-        tell(f"{count} matrices keep their 4 bits; {others} become float16, having no kernel")
+    config = config_of(reader)
+    parts = _parts(reader, config, keep=keep, dtype=dtype, tell=tell)
+    config["dtype"] = dtype
+    if keep:
+        config["quantization_config"] = {
+            "quant_method": QuantisedLayout.PLAIN,
+            "bits": 4,
+            "group_size": GROUP,
+        }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     with (folder / WEIGHTS_FILE).open("wb") as out:
         out.write(header_bytes({p.name: (p.dtype, p.shape, p.nbytes) for p in parts}))
         for part in parts:
@@ -92,48 +72,110 @@ def write_weights(
                 out.write(np.ascontiguousarray(piece).data)
 
 
-def check_architecture(model_type: str) -> None:
-    """Raises InvalidInput unless weights of a GGUF file are known to be those of the model."""
-    if model_type not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise InvalidInput("architecture", f"{model_type!r} is none of {known}")
+def plain_reader(file: Path) -> Any:
+    """Returns a `GGUFReader` of a file whose arrays are plain ones.
+
+    It would make each of a hundred thousand slices as a memory map, which takes several times as
+    long.
+    """
+    import gguf
+
+    class PlainReader(gguf.GGUFReader):
+        @property  # type: ignore[override]
+        def data(self) -> _Array:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: _Array) -> None:
+            self._data = np.asarray(mapped)
+
+    return PlainReader(file)
 
 
-def _tensor_names(config: Any) -> Iterator[tuple[str, bool]]:
-    """Yields the tensors a model may have, and whether each is a matrix of a layer."""
+def _parts(
+    reader: Any,
+    config: Mapping[str, Any],
+    *,
+    keep: bool,
+    dtype: str,
+    tell: Callable[[str], None],
+) -> list[_Part]:
+    import gguf
+
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    arch = getattr(gguf.MODEL_ARCH, str(config["model_type"]).upper())
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    parts: list[_Part] = []
+    kept: Counter[str] = Counter()
+    unread = stored.keys() - {ROTATION_FACTORS}
+    for name, linear in _tensor_names(config):
+        base, _, ending = name.rpartition(".")
+        theirs = f"{names.get_name(base)}.{ending}"
+        found = stored.get(theirs)
+        if found is None:
+            raise InvalidInput(theirs, "is not in the file")
+        unread -= {theirs}
+        rows = _row_order(config, base, int(found.shape[-1]))
+        kind = found.tensor_type.name
+        if linear and keep and kind in _SPLIT:
+            parts += _kept(base, found, rows)
+            kept["kept"] += 1
+        else:
+            parts.append(_plain(name, found, rows, dtype))
+            kept[kind] += linear and keep
+    if unread:
+        raise InvalidInput(min(unread), "is in the file, and nobody computes with it")
+    count = kept.pop("kept", 0)
+    if keep and not count:
+        known = ", ".join(_SPLIT)
+        text = f"the file has no matrix of {known}: import it as fp32 or int8"
+        raise InvalidInput("precision", text)
+    others = ", ".join(f"{many} of {kind}" for kind, many in sorted(kept.items()) if many)
+    if others:
+        tell(f"{count} matrices keep their 4 bits; {others} become float16, having no kernel")
+    return parts
+
+
+def _tensor_names(config: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yields the tensors of a model, and whether each is a matrix of a layer."""
+    family = config["model_type"]
     yield "model.embed_tokens.weight", False
-    for layer in range(config.num_hidden_layers):
+    for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{prefix}{name}.weight", False
-        if config.model_type == "qwen3":
+        if family == "qwen3":
             yield prefix + "self_attn.q_norm.weight", False
             yield prefix + "self_attn.k_norm.weight", False
         for name in ("q", "k", "v", "o"):
             yield f"{prefix}self_attn.{name}_proj.weight", True
-            yield f"{prefix}self_attn.{name}_proj.bias", False
+            if config.get("attention_bias", name != "o"):
+                yield f"{prefix}self_attn.{name}_proj.bias", False
         for name in ("gate", "up", "down"):
             yield f"{prefix}mlp.{name}_proj.weight", True
+            if config.get("mlp_bias"):
+                yield f"{prefix}mlp.{name}_proj.bias", False
     yield "model.norm.weight", False
-    yield "lm_head.weight", False
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", False
 
 
-def _row_order(config: Any, base: str, rows: int) -> _Array | None:
+def _row_order(config: Mapping[str, Any], base: str, rows: int) -> _Array | None:
     """Returns the row of the file that each row of the matrix is; None if they are the same.
 
     In the file of a Llama the halves of rotated heads are interleaved.
     """
-    if config.model_type != "llama" or not base.endswith(("q_proj", "k_proj")):
+    if config["model_type"] != "llama" or not base.endswith(("q_proj", "k_proj")):
         return None
-    heads = config.num_attention_heads if base.endswith("q_proj") else config.num_key_value_heads
+    heads = config["num_attention_heads" if base.endswith("q_proj") else "num_key_value_heads"]
     order = np.arange(rows).reshape(heads, rows // heads // 2, 2)
     return order.swapaxes(1, 2).reshape(rows)
 
 
-def _plain(name: str, tensor: Any, rows: _Array | None) -> _Part:
-    """Returns a tensor in float16; vectors stay in float32."""
+def _plain(name: str, tensor: Any, rows: _Array | None, wanted: str) -> _Part:
+    """Returns a tensor in the wanted datatype; vectors stay in float32."""
     shape = tuple(int(size) for size in reversed(tensor.shape))
-    dtype = np.dtype("<f4") if len(shape) == 1 else np.dtype("<f2")
+    dtype = _FINEST if len(shape) == 1 else np.dtype(wanted).newbyteorder("<")
 
     def make() -> Iterator[_Array]:
         import gguf
@@ -141,7 +183,11 @@ def _plain(name: str, tensor: Any, rows: _Array | None) -> _Part:
         for first in range(0, shape[0], _PIECE_ROWS):
             last = min(first + _PIECE_ROWS, shape[0])
             taken = slice(first, last) if rows is None else rows[first:last]
-            values = gguf.dequantize(np.asarray(tensor.data[taken]), tensor.tensor_type)
+            try:
+                values = gguf.dequantize(tensor.data[taken], tensor.tensor_type)
+            except NotImplementedError:
+                text = f"is of type {tensor.tensor_type.name}, which is not read"
+                raise InvalidInput(tensor.name, text) from None
             yield values.reshape(last - first, *shape[1:]).astype(dtype)
 
     nbytes = int(np.prod(shape)) * dtype.itemsize
@@ -155,7 +201,7 @@ def _kept(base: str, tensor: Any, rows: _Array | None) -> list[_Part]:
         raise InvalidInput(base, f"has {inputs} inputs, which is no multiple of {GROUP}")
 
     def split() -> tuple[_Array, _Array, _Array]:
-        data = np.asarray(tensor.data) if rows is None else np.asarray(tensor.data)[rows]
+        data = tensor.data if rows is None else tensor.data[rows]
         return _SPLIT[tensor.tensor_type.name](data)
 
     def codes() -> Iterator[_Array]:

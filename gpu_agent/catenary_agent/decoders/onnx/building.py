@@ -19,7 +19,7 @@ from catenary_services.models.model_repository import PRECISIONS, ModelRepositor
 
 _NEEDED = ("transformers", "torch")
 _NEEDED_FOR_GRAPHS = ("onnxruntime_genai", "accelerate", "gguf")
-_NEEDED_FOR_GGUF = ("accelerate", "gguf")
+_NEEDED_FOR_GGUF = ("gguf",)
 _TIMEOUT_S = 3600.0
 """Seconds after which a worker is killed."""
 _GIBI = 1 << 30

@@ -174,6 +174,7 @@ class BatchReceiver:
         intake.check_rows(header, loaded)
         rows = header.rows if loaded.batched else None
         intake.check_tensors(payload.tensors, loaded.executor.inputs, rows)
+        intake.check_texts(payload.tensors, loaded, header.rows)
         if arrival.deadline_ns <= arrival.received_ns:
             raise DeadlineExceeded(
                 "the deadline passed on the way to this agent", details={"stage": "transfer"}

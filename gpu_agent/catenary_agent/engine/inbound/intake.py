@@ -63,9 +63,9 @@ def check_rows(header: frame_pb2.FrameHeader, partition: LoadedPartition) -> Non
     Raises:
         InvalidInput: The named field contradicts the others or the partition.
     """
-    if not 0 < header.batch_rows <= partition.max_batch:
+    if not 0 < header.batch_rows <= partition.most_rows:
         raise InvalidInput(
-            "batch_rows", f"{header.batch_rows}; this partition takes 1 to {partition.max_batch}"
+            "batch_rows", f"{header.batch_rows}; this partition takes 1 to {partition.most_rows}"
         )
     if header.rows == 0 or header.first_row + header.rows > header.batch_rows:
         raise InvalidInput(
@@ -125,6 +125,28 @@ def check_tensors(
                 f"tensors[{spec.name}].datatype", f"{tensor.dtype}; expected {spec.datatype}"
             )
         _check_shape(spec, tensor.shape, rows)
+
+
+def check_texts(
+    tensors: Mapping[str, ReceivedTensor], partition: LoadedPartition, rows: int
+) -> None:
+    """Checks that rows of texts are no longer, and together no larger, than this partition takes.
+
+    Raises:
+        InvalidInput: They are; the tensor is named.
+    """
+    units = partition.units
+    if units is None:
+        return
+    for spec in partition.executor.inputs:
+        sizes = zip(spec.shape[1:], tensors[spec.name].shape[1:], strict=True)
+        tokens = max((size for named, size in sizes if named == ANY), default=0)
+        if tokens > units.text_tokens or units.of(rows, tokens) > partition.most_units:
+            raise InvalidInput(
+                f"tensors[{spec.name}].shape",
+                f"{rows} texts of {tokens} tokens; this partition takes texts of"
+                f" {units.text_tokens}, and {partition.most_units * units.tokens} tokens in all",
+            )
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...], rows: int | None) -> None:

@@ -169,7 +169,7 @@ def _moves_table(layouts: Sequence[Facts]) -> Table:
         "by",
         "moved",
         "failed",
-        "ended first",
+        "not begun",
         "stall p50 / p99 / max, steps",
         "held p50 / p99, ms",
         "move p50 / p99, ms",

@@ -270,6 +270,7 @@ class SubmitRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Unique within (gateway_id, incarnation)."""
     model: _builtins.str
@@ -284,6 +285,10 @@ class SubmitRequest(_message.Message):
     def in_flight(self) -> _containers.RepeatedCompositeFieldContainer[Global___InFlight]:
         """After a scheduler change: the rows already dispatched by the previous one."""
 
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextRows]:
+        """Of a request of texts: how long they are, in the order of the rows; they add up to `rows`."""
+
     def __init__(
         self,
         *,
@@ -295,14 +300,39 @@ class SubmitRequest(_message.Message):
         priority: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         in_flight: _abc.Iterable[Global___InFlight] | None = ...,
+        texts: _abc.Iterable[Global___TextRows] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "in_flight", b"in_flight", "model", b"model", "model_version", b"model_version", "priority", b"priority", "request_id", b"request_id", "rows", b"rows", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "in_flight", b"in_flight", "model", b"model", "model_version", b"model_version", "priority", b"priority", "request_id", b"request_id", "rows", b"rows", "texts", b"texts", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
+
+@_typing.final
+class TextRows(_message.Message):
+    """Rows of a request that follow each other and are of one length."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextRows: _TypeAlias = TextRows  # noqa: Y015
 
 @_typing.final
 class InFlight(_message.Message):
@@ -1857,16 +1887,23 @@ class PartitionLoaded(_message.Message):
     COMPUTE_NS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     content_digest: _builtins.str
     """SHA-256, in hexadecimal, of the content of the model version that was loaded; empty: nothing is
     known of it, as of an emulated device's.
     """
+    max_batch: _builtins.int
+    """The largest batch it takes, as ordered: rows, or texts of full length. 0: as many as `compute_ns`
+    has entries.
+    """
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     @_builtins.property
     def compute_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Measured compute time at batch 1, 2, .. (index 0 is batch 1)."""
+        """Measured compute time at batch 1, 2, .. (index 0 is batch 1): of rows, or of units where these are
+        what batches of the model are counted in.
+        """
 
     @_builtins.property
     def generation(self) -> Global___GenerationCost:
@@ -1880,10 +1917,11 @@ class PartitionLoaded(_message.Message):
         compute_ns: _abc.Iterable[_builtins.int] | None = ...,
         generation: Global___GenerationCost | None = ...,
         content_digest: _builtins.str = ...,
+        max_batch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "content_digest", b"content_digest", "generation", b"generation", "key", b"key", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ns", b"compute_ns", "content_digest", b"content_digest", "generation", b"generation", "key", b"key", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

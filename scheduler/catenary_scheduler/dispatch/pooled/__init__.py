@@ -1,6 +1,7 @@
 """Pooled pipelines (PPipe, Algorithms 1 and 2): a dispatcher without I/O.
 
 row_queue     rows that wait, per model, by priority and deadline
+text_batches  rows of unlike lengths in batches that are counted in tokens
 routes        the active plan, as pools of agents that are alive
 batching      Algorithm 1: dispatch now, wait, or drop
 booked_times  the times that agents really take, learned from reports

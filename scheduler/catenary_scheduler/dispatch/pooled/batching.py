@@ -7,7 +7,9 @@ Departures from the paper, all of which let more requests be served:
 * Sizes whose work alone takes longer than the deadline allows are skipped without a probe.
 * Rows whose own deadline is before the batch would finish are not put into it. (This is only
   possible where priorities are mixed; otherwise the head has the earliest deadline.)
-* Waiting for a full batch may be bounded, see `PooledConfig.max_linger_ns`.
+* Waiting for a full batch may be bounded, see `PooledConfig.max_linger_ns`. A batch of texts that
+  leaves out rows for their lengths does not linger.
+* Batches of texts are counted in units of tokens, see `text_batches`; all sizes here are in these.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from dataclasses import dataclass
 from catenary_scheduler.book import Book, Path
 from catenary_scheduler.dispatch.pooled.config import PooledConfig
 from catenary_scheduler.dispatch.pooled.routes import Route
-from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
+from catenary_scheduler.dispatch.pooled.row_queue import RowQueue, WaitingRows
 from catenary_services.domain.ids import Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchDecision:
-    """Decision to send `rows` rows down `path`."""
+    """Decision to send a batch of `size`, in rows or units, down `path`."""
 
     route: Route
     path: Path
-    rows: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,21 @@ def decide(
         path: Path | None = planned
         if planned.finish_ns > deadline:
             path = route.chain.largest(route.batch_size - 1, deadline, now)
-            if path is None:
+            if path is None or path.rows < queue.least_size(route.units):
                 continue
         assert path is not None
-        waiting = queue.rows_due(path.finish_ns)
-        full = DispatchDecision(route, path, path.rows)
-        if waiting >= path.rows:
-            return full
-        return _build_batch(queue, full, waiting, config, now)
-    return DropDecision(min(book.probe(route.chain, 1, now).finish_ns for route in routes))
+        due = queue.due(route, path.rows, path.finish_ns)
+        if not due.is_full:
+            return _build_batch(queue, DispatchDecision(route, path, path.rows), due, config, now)
+        if due.size < path.rows:  # a further row does not fit, and the rest need not be booked
+            path = route.chain.probe(due.size, now)
+        return DispatchDecision(route, path, path.rows)
+    return DropDecision(
+        min(
+            book.probe(route.chain, queue.least_size(route.units), now).finish_ns
+            for route in routes
+        )
+    )
 
 
 def _waiting_time(candidate: tuple[Path, Route]) -> Nanoseconds:
@@ -78,16 +86,16 @@ def _waiting_time(candidate: tuple[Path, Route]) -> Nanoseconds:
 def _build_batch(
     queue: RowQueue,
     full: DispatchDecision,
-    waiting: int,
+    due: WaitingRows,
     config: PooledConfig,
     now: Nanoseconds,
 ) -> DispatchDecision | WaitDecision:
     """Decides whether a batch that is not full waits for more rows (Algorithm 1, line 18)."""
     deadline = queue.head.request.deadline
-    chain = full.route.chain
+    chain, waiting = full.route.chain, due.size
     if queue.head.attempt == 0:
         larger = full.path
-        if waiting + 1 < full.rows:
+        if waiting + 1 < full.size:
             larger = chain.probe(waiting + 1, now)
         work = larger.finish_ns - now - larger.wait_ns
         until = deadline - work - config.safety_margin_ns
@@ -95,11 +103,12 @@ def _build_batch(
             if queue.lingering_since is None:
                 queue.lingering_since = now
             free = now + larger.wait_ns - config.dispatch_lead_ns
-            until = min(until, max(queue.lingering_since + config.max_linger_ns, free))
+            linger_ns = 0 if due.leaves_rows else config.max_linger_ns
+            until = min(until, max(queue.lingering_since + linger_ns, free))
         if until > now:
             return WaitDecision(until)
     path = chain.largest(waiting, deadline, now)
-    if path is not None:
+    if path is not None and path.rows >= queue.least_size(full.route.units):
         return DispatchDecision(full.route, path, path.rows)
     return DispatchDecision(
         full.route, full.path, waiting

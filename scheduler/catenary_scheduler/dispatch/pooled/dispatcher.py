@@ -242,7 +242,7 @@ class PooledDispatcher:
     ) -> None:
         state = self._state
         finish = decision.path.finish_ns
-        rows = queue.take(decision.rows, finish)
+        rows, units = queue.take(decision.route, decision.size, finish)
         if not any(part.attempt for part in rows):
             state.first_dispatched()
         slices = []
@@ -265,7 +265,9 @@ class PooledDispatcher:
         )
         agents = tuple([hop.agent for hop in hops])
         state.tracker.add_batch(Batch(batch_id, rows, agents, route.partitions))
-        state.commands.append(DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish))
+        state.commands.append(
+            DispatchBatch(batch_id, batch_row, tuple(slices), hops, finish, units)
+        )
         state.counters["dispatched_batches"] += 1
         state.counters["dispatched_rows"] += batch_row
         if len(state.breakers):

@@ -18,6 +18,7 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_scheduler.dispatch.pooled.ledger import PooledLedger
 from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
+from catenary_scheduler.dispatch.pooled.text_batches import least_size
 from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, RowRange
 from catenary_services.domain.ids import AgentId, Nanoseconds
 from catenary_services.errors import (
@@ -353,12 +354,13 @@ class PooledLifecycle(PooledLedger):
             counters["drift_ns_max"] = max(counters["drift_ns_max"], drift)
 
     def _never_fits(self, request: Request) -> bool:
-        """True if the request's whole budget is less than the work of a single row."""
-        routes = self.routes.of(request.model)
-        return (
-            request.arrived + min(route.chain.least_work_ns[0] for route in routes)
-            > request.deadline
-        )
+        """True if the request's whole budget is less than the work of its first row."""
+        head = RowRange(request, 0, 1)
+        least = [
+            route.chain.least_work_ns[least_size(head, route.units) - 1]
+            for route in self.routes.of(request.model)
+        ]
+        return request.arrived + min(least) > request.deadline
 
     def _rebuild(self) -> None:
         self.availability_seen = self.availability.version

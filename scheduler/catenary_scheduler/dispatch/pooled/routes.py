@@ -8,16 +8,21 @@ from catenary_scheduler.book import Book, Pool, PoolChain, ProbeStage
 from catenary_scheduler.dispatch.availability import Availability
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_services.domain.ids import AgentId, ModelKey, PartitionKey
+from catenary_services.domain.model import TokenUnits
 from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan
 
 
 class Route:
     """A pipeline of which every stage has an agent."""
 
-    __slots__ = ("batch_size", "chain", "partitions", "pipeline_id")
+    __slots__ = ("batch_size", "chain", "partitions", "pipeline_id", "units")
 
-    def __init__(self, pipeline: Pipeline, legs: Sequence[ProbeStage]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, legs: Sequence[ProbeStage], units: TokenUnits | None = None
+    ) -> None:
         self.pipeline_id = pipeline.pipeline_id
+        self.units = units
+        """The units of its batches, if the model is given texts; None: rows."""
         self.chain = PoolChain(legs)
         self.partitions: tuple[PartitionKey, ...] = tuple(s.partition for s in pipeline.stages)
         self.batch_size = min(pipeline.batch_size, self.chain.max_rows)
@@ -115,7 +120,7 @@ class RouteTable:
                 compute = self._times.booked(members, stage.partition, stage.compute_ns)
                 legs.append(ProbeStage(pools[members], compute, stage.input_bytes))
             if legs and len(legs) == len(pipeline.stages):
-                found.append((worst, Route(pipeline, legs)))
+                found.append((worst, Route(pipeline, legs, model.units)))
         least = min([worst for worst, _ in found], default=0)
         return tuple([route for worst, route in found if worst == least])
 

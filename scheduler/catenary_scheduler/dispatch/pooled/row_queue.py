@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
+from typing import NamedTuple
 
+from catenary_scheduler.dispatch.pooled.routes import Route
+from catenary_scheduler.dispatch.pooled.text_batches import TextBatch, least_size, pack_texts
 from catenary_scheduler.dispatch.pooled.tracking import Request, RowRange
 from catenary_services.domain.ids import ModelKey, Nanoseconds
+from catenary_services.domain.model import TokenUnits
 
 _Key = tuple[int, Nanoseconds, int, int]
+
+
+class WaitingRows(NamedTuple):
+    """Waiting rows that may go in one batch."""
+
+    size: int
+    """Size of that batch, in units or rows; without units perhaps more than may go at once."""
+    is_full: bool
+    """True if a batch of them has no room left."""
+    leaves_rows: bool
+    """True if rows wait that should not go with them, because of their lengths."""
 
 
 class RowQueue:
@@ -57,8 +73,34 @@ class RowQueue:
         request.queued_rows += rows.count
         self._priorities[request.priority] = self._priorities.get(request.priority, 0) + 1
 
-    def rows_due(self, finish: Nanoseconds) -> int:
-        """Returns how many rows may be in a batch that ends at `finish`."""
+    def least_size(self, units: TokenUnits | None) -> int:
+        """Returns the size of the smallest batch that has room for the first row."""
+        return least_size(self.head, units)
+
+    def due(self, route: Route, limit: int, finish: Nanoseconds) -> WaitingRows:
+        """Returns what may be in a batch of at most `limit` that ends at `finish`."""
+        units = route.units
+        if units is None:
+            rows = self._rows_due(finish)
+            return WaitingRows(rows, rows >= limit, False)
+        batch = self._packed(route, units, limit, finish)
+        size = units.of(batch.rows, batch.tokens)
+        return WaitingRows(size, batch.is_full, batch.leaves_rows)
+
+    def _packed(
+        self, route: Route, units: TokenUnits, limit: int, finish: Nanoseconds
+    ) -> TextBatch:
+        ranges = (self._entries[at][1] for at in self._joining(finish))
+        return pack_texts(ranges, units, limit, route.chain.least_work_ns)
+
+    def _joining(self, finish: Nanoseconds) -> Iterator[int]:
+        """Yields the places of entries that may be in a batch that ends at `finish`."""
+        head = self.head
+        for at, (_, rows) in enumerate(self._entries):
+            if rows is head or (rows.request.deadline >= finish and _go_together(head, rows)):
+                yield at
+
+    def _rows_due(self, finish: Nanoseconds) -> int:
         if len(self._priorities) == 1 and not self.wary:
             return self.rows  # no deadline is before the head's
         head = self.head
@@ -70,8 +112,39 @@ class RowQueue:
             ]
         )
 
-    def take(self, count: int, finish: Nanoseconds) -> list[RowRange]:
-        """Removes and returns the first `count` rows that fit a batch ending at `finish`."""
+    def take(self, route: Route, size: int, finish: Nanoseconds) -> tuple[list[RowRange], int]:
+        """Removes the first rows that fit a batch of a size that ends at `finish`.
+
+        Returns:
+            The rows, and the size of the batch in units; 0 without units.
+        """
+        if route.units is None:
+            return self._take_rows(size, finish), 0
+        batch = self._packed(route, route.units, size, finish)
+        places = list(zip(self._joining(finish), batch.counts, strict=False))
+        taken: list[RowRange] = []
+        for at, count in reversed(places):  # places behind one that is dropped change
+            if count:
+                taken.append(self._take_from(at, count))
+        taken.reverse()
+        self.lingering_since = None
+        return taken, route.units.of(batch.rows, batch.tokens)
+
+    def _take_from(self, at: int, count: int) -> RowRange:
+        """Removes and returns the first rows of an entry."""
+        rows = self._entries[at][1]
+        if rows.count == count:
+            self._drop(at)
+            return rows
+        part = rows.part(count)
+        rows.first += count
+        rows.count -= count
+        self._entries[at] = (_key(rows), rows)
+        self.rows -= count
+        rows.request.queued_rows -= count
+        return part
+
+    def _take_rows(self, count: int, finish: Nanoseconds) -> list[RowRange]:
         taken: list[RowRange] = []
         entries = self._entries
         head = self.head
@@ -81,18 +154,8 @@ class RowQueue:
             if rows.request.deadline < finish or not _go_together(head, rows):
                 at += 1
                 continue
-            if rows.count > count:
-                part = rows.part(count)
-                rows.first += count
-                rows.count -= count
-                entries[at] = (_key(rows), rows)
-                self.rows -= count
-                rows.request.queued_rows -= count
-                taken.append(part)
-                break
-            taken.append(rows)
-            count -= rows.count
-            self._drop(at)
+            taken.append(self._take_from(at, min(count, rows.count)))
+            count -= taken[-1].count
         self.lingering_since = None
         return taken
 

@@ -24,6 +24,7 @@ class Request:
         "request_id",
         "rows",
         "sequence",
+        "texts",
         "timer",
     )
 
@@ -31,6 +32,7 @@ class Request:
         self.request_id = event.request
         self.model = event.model
         self.rows = event.rows
+        self.texts = event.texts
         self.deadline = event.deadline_ns
         self.priority = event.priority
         self.arrived = arrived

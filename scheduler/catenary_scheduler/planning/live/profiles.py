@@ -115,8 +115,11 @@ def _correction(
     for (agent, key), taken in measured.items():
         if key.model != model.key or agent not in members or not taken:
             continue
+        per_row = taken[model.table.row_units - 1 :: model.table.row_units]
+        if not per_row:
+            continue
         blocks = slice(key.first_block, key.last_block)
-        ratio = _ratio(taken, times[blocks].sum(axis=0))
+        ratio = _ratio(per_row, times[blocks].sum(axis=0))
         if group.level > 1 and not device.estimated:
             # Agents measure on loading, when the other virtual GPUs may be idle; profiles are
             # measured with all of them busy.

@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_agent.decoders.model_files.description import (
     describe,
     why_not,
@@ -34,11 +35,13 @@ from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.decoders.torch.torch_skeleton import check_tensors
 from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import LargestStep
-from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampler_sizes import SamplerSizes
 from catenary_services.errors import InvalidInput, NotSupported
+from catenary_services.models.model_repository import ModelRepository
+from compared_models.decoders import REFUSED, compared_logits
+from compared_models.page import Row, check_refused, check_written
 from small_models.allocations import torch_peak_bytes
-from small_models.compared_families import check_written, compared_logits
 from small_models.tiny_decoders import (
     LAYERS,
     VARIANTS,
@@ -48,6 +51,7 @@ from small_models.tiny_decoders import (
     reference_model,
     shared_variant,
 )
+from tiny_language_models import worker_in_this_process
 
 CUT = 1
 TOLERANCE = 1e-5
@@ -79,7 +83,7 @@ def test_logits_and_tokens_are_those_of_transformers(variant: str) -> None:
     for end in ends:
         _, first, last = end.key
         assert end.memory_bytes == end.sizes.weight_bytes(first, last)
-    check_written("safetensors", variant, "PyTorch", found)
+    check_written(Row("safetensors", variant, "PyTorch"), "`transformers`", found.difference)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -156,38 +160,15 @@ def test_experts_are_not_quantised(tmp_path: Path) -> None:
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({"model_type": "gpt2"}, "'gpt2' is none of llama"),
-        ({}, "None is none of"),
-        ({"model_type": "falcon"}, "cannot be replaced by ours"),
-        ({"model_type": "deepseek_v3"}, "keys are wider than its values"),
-        ({"model_type": "stablelm"}, "do not hand on"),
-        ({"model_type": "gemma3"}, "gemma3_text"),
-        (LLAMA | {"attn_output_gate": True}, "key 'attn_output_gate' is True"),
-        (LLAMA | {"sliding_window": 4096}, "key 'sliding_window' is 4096"),
-        (LLAMA | {"num_experts": 8}, "key 'num_experts' is 8"),
-        (LLAMA | {"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' is 0.5"),
-        (LLAMA | {"logit_scale": 0.5}, "key 'logit_scale' is 0.5"),
-        (LLAMA | {"rope_scaling": {"type": "mrope", "factor": 2.0}}, "of type 'mrope'"),
-        (
-            LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0, "long_mscale": 1.2}},
-            "'rope_scaling.long_mscale' is 1.2, which is not understood with 'linear'",
-        ),
-        (LLAMA | {"rope_parameters": {"full_attention": {}}}, "the same for all layers"),
-        ({"model_type": "gemma3_text", "rope_parameters": {"factor": 2}}, "of its kind"),
-        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional"),
-        ({"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": "silu"}, "'silu'"),
-        ({"model_type": "starcoder2", "norm_type": "rms_norm"}, "'rms_norm'"),
-        ({"model_type": "qwen3_moe", "max_window_layers": 4}, "max_window_layers"),
-    ],
-)
-def test_what_would_be_wrong_is_refused_with_a_reason(config: dict[str, Any], reason: str) -> None:
-    said = why_not(config)
-    assert said is not None
-    assert reason in said
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_be_wrong_is_refused_with_a_sentence(what: str, tmp_path: Path) -> None:
+    config, options = REFUSED[what]
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    repository, key = ModelRepository(tmp_path / "models"), ModelKey("refused", "1")
+    with worker_in_this_process(), pytest.raises(InvalidInput) as refused:
+        import_decoder(repository, tmp_path / "source", key, ImportOptions(**options))
+    check_refused("safetensors", what, refused.value.message)
 
 
 @pytest.mark.parametrize(

@@ -18,23 +18,10 @@ from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, NotSupported
 from catenary_services.models.model_repository import ModelRepository
-from small_models.compared_families import check_written, compared_logits, make_graph
+from compared_models.decoders import GRAPHS, compared_logits, make_graph
+from compared_models.page import Row, check_written
 from small_models.tiny_decoders import LAYERS, VARIANTS, reference_model, shared_variant
 
-GRAPHS = (
-    "llama",
-    "llama, llama3",
-    "llama, dynamic",
-    "mistral",
-    "qwen2",
-    "qwen2, window",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "phi3",
-    "granite",
-    "ernie4_5",
-)
 ENDS_AT_WINDOW = {"mistral, window": 9, "phi3, window": 11}
 TOLERANCE = 1e-5
 
@@ -56,7 +43,7 @@ def test_logits_and_tokens_are_those_of_transformers(variant: str, tmp_path: Pat
     found = compared_logits(ends, reference_model(*model))
     assert found.difference < TOLERANCE
     assert found.tokens == found.expected_tokens
-    check_written("safetensors", variant, "ONNX Runtime", found)
+    check_written(Row("safetensors", variant, "ONNX Runtime"), "`transformers`", found.difference)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

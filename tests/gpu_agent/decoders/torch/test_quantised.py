@@ -16,7 +16,6 @@ import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
-from catenary_agent.decoders.model_files.gguf_weights import write_weights
 from catenary_agent.decoders.model_files.quantisation import stored_as
 from catenary_agent.decoders.torch import torch_quantised
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
@@ -340,81 +339,3 @@ def test_a_model_is_not_loaded_in_another_precision_than_its_files(tmp_path: Pat
 def test_no_quantisation_is_none() -> None:
     assert stored_as({}) is None
     assert stored_as({"quantization_config": None}) is None
-
-
-KINDS = ("Q4_0", "Q4_1", "Q4_K", "Q8_0", "F16", "F32")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gguf_keeps_its_numbers(kind: str, tmp_path: Path) -> None:
-    """Files of four bits keep codes; the numbers they stand for are those of the GGUF library."""
-    pytest.importorskip("gguf")
-    repository, key = make_tiny_decoder(
-        tmp_path / "tiny", "llama", values={"hidden_size": 256, "intermediate_size": 512}
-    )
-    model = reference_model(repository, key)
-    expected = write_gguf(tmp_path / "tiny.gguf", model, kind)
-    told = list[str]()
-    keeps = kind in ("Q4_0", "Q4_1", "Q4_K")
-    write_weights(tmp_path / "tiny.gguf", tmp_path, model.config, keep=keeps, tell=told.append)
-    assert not told
-    from safetensors.torch import load_file
-
-    found = load_file(tmp_path / "model.safetensors")
-    assert any(name.endswith("qweight") for name in found) is keeps
-    for name, numbers in expected.items():
-        base = name.removesuffix(".weight")
-        if f"{base}.qweight" in found:
-            codes = found[f"{base}.qweight"]
-            steps = torch.stack((found[f"{base}.scales"], found[f"{base}.offsets"]), -1)
-            steps[..., 1] += 8 * steps[..., 0]
-            np.testing.assert_allclose(numbers_of(codes, steps), numbers, rtol=1e-6, atol=1e-6)
-        else:
-            half = numbers.astype(np.float16).astype(np.float32)
-            stored = found[name].float().numpy()
-            np.testing.assert_array_equal(stored, half if numbers.ndim == 2 else numbers)
-    assert len(found) == len(expected) + (2 * LAYERS * len(LINEARS) if keeps else 0)
-    if not keeps and kind != "F32":
-        with pytest.raises(InvalidInput, match="has no matrix of Q4_0, Q4_1, Q4_K"):
-            write_weights(
-                tmp_path / "tiny.gguf", tmp_path, model.config, keep=True, tell=told.append
-            )
-
-
-def write_gguf(file: Path, model: Any, kind: str) -> dict[str, np.ndarray]:
-    """Writes a GGUF file of a llama; returns the numbers of its tensors by our names."""
-    import gguf
-    from gguf.quants import dequantize, quantize
-
-    writer = gguf.GGUFWriter(file, "llama")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
-    wanted = getattr(gguf.GGMLQuantizationType, kind)
-    expected = {}
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().numpy()
-        base, _, ending = name.rpartition(".")
-        linear = base.endswith(LINEARS)
-        rows = np.arange(len(values))
-        heads = {"q_proj": 4, "k_proj": 2}.get(base.rpartition(".")[2])
-        if heads is not None:  # the file has the halves of each head interleaved
-            rows = rows.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
-        type_ = wanted if linear else gguf.GGMLQuantizationType.F32
-        data = random_q4_k(values) if linear and kind == "Q4_K" else quantize(values[rows], type_)
-        numbers = np.empty_like(values)
-        numbers[rows] = dequantize(data, type_)
-        expected[name] = numbers
-        writer.add_tensor(f"{names.get_name(base)}.{ending}", data, raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return expected
-
-
-def random_q4_k(values: np.ndarray) -> np.ndarray:
-    """Returns blocks of random codes, which the library does not make itself."""
-    rng = np.random.default_rng(values.size)
-    blocks = rng.integers(0, 256, (len(values), values.shape[1] // 256, 144)).astype(np.uint8)
-    scales = rng.uniform(0.001, 0.01, (*blocks.shape[:2], 2)).astype("<f2")
-    blocks[..., :4] = scales.view(np.uint8)
-    return blocks.reshape(len(values), -1)

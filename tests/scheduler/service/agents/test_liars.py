@@ -240,6 +240,18 @@ async def test_a_gateway_speaks_for_its_own_batches_only(
         assert batch in process.leader(0).in_flight
 
 
+async def test_texts_are_as_many_as_the_rows_of_their_request(
+    configured: Configured, crowd: Crowd
+) -> None:
+    async with scheduler(configured()) as process:
+        gateway = await serving(process, crowd)
+        run = scheduler_pb2.TextRows
+        await gateway.submit(1, rows=3, texts=[run(rows=1, tokens=4), run(rows=1, tokens=9)])
+        await until(lambda: counted(process, "gateway") == 1, "it is counted")
+        await gateway.submit(2, rows=3, texts=[run(rows=1, tokens=4), run(rows=2, tokens=9)])
+        assert (await gateway.dispatched(2)).batch_rows == 3
+
+
 async def test_an_agent_holds_nothing_that_was_never_given_out(
     configured: Configured, crowd: Crowd
 ) -> None:

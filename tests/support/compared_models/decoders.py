@@ -1,31 +1,40 @@
-"""Executors compared with whole models, and the page that says how far they are apart."""
+"""Executors of decoders compared with whole models."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from catenary_agent.decoders.base import DecoderExecutor, StepItem
+from catenary_agent.decoders.model_files.families import REASONS
 from catenary_agent.decoders.model_files.sizes import all_tensors, graph_bytes, table_from
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from small_models.tiny_decoders import VOCABULARY, make_variant
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "families.md"
 CHUNKS = ((12, 3), (1, 10), (16, 1), (1, 3))
 """The tokens of two prompts in each step: chunks and single tokens, mixed."""
 GENERATED = 12
-_ROW = re.compile(r"\| ([^|]+) \| `([^`|]+)` \| ([^|]+) \| `transformers` \| ([0-9.e-]+) \|")
-_FACTOR = 10.0
-"""How far a difference on another machine may be from the written one: products of matrices add in
-another order there."""
+GRAPHS = (
+    "llama",
+    "llama, llama3",
+    "llama, dynamic",
+    "mistral",
+    "qwen2",
+    "qwen2, window",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "phi3",
+    "granite",
+    "ernie4_5",
+)
+"""Those of `VARIANTS` whose graphs compute the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +122,47 @@ def _through(
     return parts
 
 
-@cache
-def written() -> dict[tuple[str, str, str], float]:
-    """Returns the differences on the page, by files, model and executor."""
-    return {
-        (files.strip(), model, executor.strip()): float(difference)
-        for files, model, executor, difference in _ROW.findall(PAGE.read_text())
-    }
+# ---- what is refused ----
 
-
-def check_written(files: str, model: str, executor: str, found: Compared) -> None:
-    """Asserts that the page has a row about a comparison, with a difference as large as found."""
-    row = f"| {files} | `{model}` | {executor} | `transformers` | {rounded_up(found.difference)} |"
-    said = written().get((files, model, executor))
-    assert said is not None, f"{PAGE.name} lacks: {row}"
-    assert found.difference <= _FACTOR * said, f"{PAGE.name} should have: {row}"
-
-
-def rounded_up(difference: float) -> str:
-    """Returns a difference as the page has it: one digit, not less than it is."""
-    if difference == 0:
-        return "0"
-    power = int(np.floor(np.log10(difference)))
-    digit = int(np.ceil(difference / 10.0**power))
-    return f"{digit}e{power}" if digit < 10 else f"1e{power + 1}"
+_LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
+_LINEAR = {"type": "linear", "factor": 2.0}
+_SWITCHED_ON = {"model_type": "qwen3_moe", "max_window_layers": 4}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    **{name: {"model_type": name} for name in REASONS},
+    "gpt2": {"model_type": "gpt2"},
+    "no family": {},
+    "llama, an unknown key": _LLAMA | {"attn_output_gate": True},
+    "llama, a window": _LLAMA | {"sliding_window": 4096},
+    "llama, experts": _LLAMA | {"num_experts": 8},
+    "llama, a part of each head rotated": _LLAMA | {"partial_rotary_factor": 0.5},
+    "llama, a scale of logits": _LLAMA | {"logit_scale": 0.5},
+    "llama, mrope": _LLAMA | {"rope_scaling": {"type": "mrope", "factor": 2.0}},
+    "llama, linear, a key of longrope": _LLAMA | {"rope_scaling": _LINEAR | {"long_mscale": 1.2}},
+    "llama, rotary embeddings by kind": _LLAMA | {"rope_parameters": {"full_attention": {}}},
+    "gemma3_text, one rotary embedding": {
+        "model_type": "gemma3_text",
+        "rope_parameters": {"factor": 2},
+    },
+    "gemma3_text, capped scores": {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+    "gemma, attention to both sides": {
+        "model_type": "gemma",
+        "use_bidirectional_attention": True,
+    },
+    "gemma, two activations": {
+        "model_type": "gemma",
+        "hidden_act": "gelu",
+        "hidden_activation": "silu",
+    },
+    "starcoder2, another norm": {"model_type": "starcoder2", "norm_type": "rms_norm"},
+    "qwen3_moe, windows in some layers": _SWITCHED_ON,
+    "gpt_oss, MXFP4": {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}},
+    "llama, FP8": _LLAMA | {"quantization_config": {"quant_method": "fp8"}},
+    "llama, bitsandbytes": _LLAMA | {"quantization_config": {"load_in_4bit": True}},
+}
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    **{name: (config, {"target": "gpu"}) for name, config in _CONFIGS.items()},
+    "mixtral, int8": ({"model_type": "mixtral"}, {"target": "gpu", "precision": "int8"}),
+    "mixtral, for CPUs": ({"model_type": "mixtral"}, {"target": "cpu"}),
+    "llama, linear, for CPUs": (_LLAMA | {"rope_scaling": _LINEAR}, {"target": "cpu"}),
+}
+"""By what is special of it, the content of a `config.json` and the options of an import."""
