@@ -13,9 +13,9 @@ import aiohttp
 import openai
 import pytest
 
+from chat_texts.tool_templates import QWEN3
 from generation_harness import Session, TextStage, generating, text_stage
 from small_models.tiny_tokenizer import MORE, text_model
-from small_models.tool_templates import QWEN3
 
 CITY = {
     "type": "object",
