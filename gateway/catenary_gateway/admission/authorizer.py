@@ -282,9 +282,11 @@ class AdmittedGeneration:
         request = await request_of(self.model, codec, request_id, prompt, sampling, options)
         if sampling.grammar:
             model = GrammarModel(self.model.key, codec.tokenizer, codec.vocabulary_size)
-            await self._codecs.grammars.check(
+            grammar = await self._codecs.grammars.check(
                 model, sampling.grammar, options.grammar_field, options.generated
             )
+            resolved = dataclasses.replace(request.sampling, grammar=grammar)
+            request = dataclasses.replace(request, sampling=resolved)
         left_ns = self._sessions.limits(request, arrival).due_ns(0) - time.monotonic_ns()
         request, observer = self._authorizer.admit_generation(self._principal, request, left_ns)
         self._is_submitted = True
