@@ -22,9 +22,9 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.grammar.vocabulary import TokenVocabulary
 from catenary_services.models.model_repository import ModelRepository
+from grammars.constrained_answers import ConstrainedAnswer, answers
+from grammars.random_schemas import KINDS, Schema, schemas
 from language_model import KEY, install
-from small_models.constrained_answers import ConstrainedAnswer, answers
-from small_models.random_schemas import KINDS, Schema, schemas
 from tiny_language_models import worker_in_this_process
 
 AT_ONCE = 18

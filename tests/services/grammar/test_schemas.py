@@ -10,7 +10,7 @@ import numpy as np
 
 from catenary_gateway.generation.grammar.forms import grammar_of_schema
 from catenary_services.grammar.vocabulary import TokenVocabulary
-from small_models.random_schemas import Schema, schemas
+from grammars.random_schemas import Schema, schemas
 from small_models.tiny_tokenizer import END, tiny_tokenizer
 
 SCHEMAS = 300

@@ -98,7 +98,7 @@ async def test_more_models_than_are_kept_are_read_again(checker: GrammarChecker)
 @pytest.mark.parametrize("how", ["spins", "eats", "crashes"])
 async def test_a_grammar_that_takes_too_much_ends_the_process_and_is_refused(how: str) -> None:
     limits = GrammarLimits(cpu_s=1, memory_bytes=1 << 30)
-    checker = GrammarChecker(limits, "small_models.hungry_grammars")
+    checker = GrammarChecker(limits, "grammars.hungry_grammars")
     try:
         assert "takes more than" in await refused(checker, how)
         await checker.check(MODEL, GOOD, "grammar")
