@@ -315,8 +315,8 @@ class AdmittedGeneration:
         requests: list[GenerationRequest] = []
         for prompt in prompts:
             one = await request_of(self.model, codec, request_id, prompt, sampling, options)
-            await self._check_grammar(one)
-            requests += choices_of(one, choices, len(requests))
+            checked = await self._with_checked_grammar(one)
+            requests += choices_of(checked, choices, len(requests))
         streams: list[GenerationStream] = []
         try:
             for index, request in enumerate(requests):
@@ -329,15 +329,22 @@ class AdmittedGeneration:
             raise
         return ChoiceStreams(streams)
 
-    async def _check_grammar(self, request: GenerationRequest) -> None:
-        """Raises InvalidInput if no answer can match the grammar of a request."""
+    async def _with_checked_grammar(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns a request with its grammar in the form that agents read.
+
+        Raises:
+            InvalidInput: No answer can match the grammar.
+        """
         codec, options = request.codec, request.options
         if request.sampling.grammar:
             model = GrammarModel(self.model.key, codec.tokenizer, codec.vocabulary_size)
             field = "tools" if request.syntax.forces_calls else options.grammar_field
-            await self._codecs.grammars.check(
+            grammar = await self._codecs.grammars.check(
                 model, request.sampling.grammar, field, options.generated
             )
+            resolved = dataclasses.replace(request.sampling, grammar=grammar)
+            request = dataclasses.replace(request, sampling=resolved)
+        return request
 
     def _open(
         self,

@@ -1,4 +1,7 @@
-"""Models answer JSON schemas of every kind at temperature 1: what they finish, validates."""
+"""Models answer JSON schemas of every kind at temperature 1: what they finish, validates.
+
+What chance says of the same schemas without a model is in tests/services/grammar/test_schemas.py.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,12 @@ from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.grammar.vocabulary import TokenVocabulary
 from catenary_services.models.model_repository import ModelRepository
+from grammars.constrained_answers import ConstrainedAnswer, answers
+from grammars.random_schemas import KINDS, Schema, schemas
 from language_model import KEY, install
-from small_models.constrained_answers import ConstrainedAnswer, answers
-from small_models.random_schemas import KINDS, Schema, schemas
 from tiny_language_models import worker_in_this_process
+
+pytestmark = pytest.mark.nightly
 
 AT_ONCE = 18
 TINY = ModelKey("tiny", "1")
@@ -112,12 +117,10 @@ def test_equal_seeds_give_equal_answers(tiny: Model) -> None:
     assert [each.tokens for each in first] != [each.tokens for each in other]
 
 
-@pytest.mark.nightly
 def test_a_tiny_model_answers_three_hundred_schemas(tiny: Model) -> None:
     check(tiny, "tiny", 300, 400)
 
 
-@pytest.mark.nightly
 def test_a_real_model_answers_schemas(tmp_path: Path) -> None:
     install(tmp_path)
     model = Model(ModelRepository(tmp_path), KEY, "onnx")

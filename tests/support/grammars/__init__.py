@@ -1,0 +1,1 @@
+"""Schemas, models and processes for tests of answers with a grammar."""
