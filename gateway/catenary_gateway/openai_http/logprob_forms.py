@@ -90,7 +90,7 @@ class EchoedPrompt:
 
     text: str
     rows: Sequence[tuple[TokenLogprobs, int]]
-    """Its tokens with the offsets of their texts; none without log probabilities."""
+    """The tokens with the offsets of their texts; none without log probabilities."""
 
     @classmethod
     def of(
