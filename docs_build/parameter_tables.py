@@ -22,8 +22,8 @@ BEGIN = "<!-- parameters: written by docs_build/parameter_tables.py -->"
 END = "<!-- end of parameters -->"
 _HEADS = {
     ParameterKind.TAKEN: "**Taken**",
-    ParameterKind.REFUSED: "**Refused** with status 400 and the name in `param`, because the "
-    "answer would not be what was asked for; values that ask for nothing (null, false, empty) pass",
+    ParameterKind.REFUSED: "**Refused** with status 400 and the name in `param`, since the answer "
+    "would not be what was asked for; values that ask for nothing (null, false, empty) pass",
     ParameterKind.IGNORED: "**Ignored**, as is every parameter that is in none of these tables",
 }
 

@@ -6,7 +6,7 @@ Each is a session of its own. They succeed or fail together: the first error end
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
 from catenary_gateway.generation.plane import GenerationStream
@@ -33,7 +33,7 @@ class ChoiceStreams:
         """Number of tokens generated so far, in all answers."""
         return sum(stream.completion_tokens for stream in self.streams)
 
-    async def pieces(self) -> AsyncIterator[tuple[int, AnswerChunk]]:
+    async def pieces(self) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
         """Yields the pieces of all answers as they come, each with the index of its answer.
 
         Raises:

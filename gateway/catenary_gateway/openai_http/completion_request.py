@@ -53,7 +53,7 @@ class CompletionRequest:
     generated: int
     """Number of answers to each prompt that are generated; the best of them are `choices`."""
     logprobs: int | None
-    """How many of the likeliest tokens are named with each; None if no log probabilities are."""
+    """Number of the likeliest tokens named with each; None if no log probabilities are."""
     prompt_logprobs: int | None
     """The same for the tokens of the prompt, in vLLM's form."""
     echo: bool

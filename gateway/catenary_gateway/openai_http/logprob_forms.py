@@ -49,7 +49,7 @@ def completion_logprobs(
         echoed: The prompt, if its tokens come first.
         start: Characters of the text that are in front of the answer, if these are not the prompt.
     """
-    rows = [] if echoed is None else list(echoed.rows)
+    rows: list[tuple[TokenLogprobs, int]] = [] if echoed is None else list(echoed.rows)
     start = start if echoed is None else len(echoed.text)
     rows += [(each.logprobs, start + each.offset) for each in scored if each.is_text]
     named = [
@@ -90,7 +90,7 @@ class EchoedPrompt:
 
     text: str
     rows: Sequence[tuple[TokenLogprobs, int]]
-    """Its tokens with the offsets of their texts; none without log probabilities."""
+    """The tokens with the offsets of their texts; none without log probabilities."""
 
     @classmethod
     def of(
@@ -107,7 +107,8 @@ class EchoedPrompt:
         text = AnswerText(
             request.codec.tokenizer, skips_special=request.sampling.skip_special_tokens
         )
-        said, offsets = "", []
+        said = ""
+        offsets: list[int] = []
         for token in request.prompt:
             offsets.append(text.length)
             said += text.push(token)

@@ -20,9 +20,9 @@ class ParameterKind(Enum):
 
     TAKEN = "taken"
     REFUSED = "refused"
-    """With status 400, because the answer would not be what was asked for."""
+    """Refused with status 400, because the answer would not be what was asked for."""
     IGNORED = "ignored"
-    """Because it changes nothing that a client could miss."""
+    """Ignored because it changes nothing that a client could miss."""
 
 
 CHATS = frozenset({"chat"})
@@ -39,7 +39,7 @@ class Parameter:
     """The paths on which it is treated so: "chat", "completions"."""
     kind: ParameterKind
     text: str
-    """Its range or meaning if it is taken, else why it is not."""
+    """The range or meaning of one that is taken, else the reason why it is not."""
     harmless: Callable[[Any], bool] = lambda value: False
     """True for a value of a refused parameter that asks for nothing, as null does."""
 

@@ -74,7 +74,7 @@ class StepScores:
     following: Sequence[int] = ()
     """The prompt's tokens behind the first inputs, one each; they are scored."""
     prompt_top: int = 0
-    """How many of the likeliest tokens are named with each of them."""
+    """Number of the likeliest tokens named with each of them."""
     token_top: int | None = None
     """The same for the token that the step chooses; None if it is not scored."""
     prompt: list[TokenLogprobs] = field(default_factory=list)

@@ -21,7 +21,7 @@ class TokenLogprobs(NamedTuple):
     """1 for the likeliest token, 2 for the next; 0 if nothing was computed, by an agent of an older
     release."""
     top: tuple[tuple[int, float], ...] = ()
-    """As many of the likeliest tokens as were asked for, likeliest first."""
+    """The likeliest tokens, as many as were asked for, likeliest first."""
 
 
 def unknown_logprobs(token_id: int) -> TokenLogprobs:

@@ -74,7 +74,7 @@ class NumpyArrayBackend:
     def likeliest_columns(self, values: NDArray[Any], count: int) -> NDArray[np.int64]:
         edge = values.shape[1] - count
         if edge == 0 or count == 0:
-            return np.broadcast_to(np.arange(count), (len(values), count))
+            return np.broadcast_to(np.arange(count, dtype=np.int64), (len(values), count))
         columns: NDArray[np.int64] = np.argpartition(values, edge, axis=1)[:, edge:]
         return columns
 

@@ -43,8 +43,13 @@ def logprobs_of(
     best = _bounded(np.take_along_axis(best, order, 1))
     chosen = _bounded(arrays.host(xp.asarray(own, dtype=xp.float64) - whole)[:, 0])
     return [
-        TokenLogprobs(tokens[row], float(chosen[row]), int(ranks[row]), tuple(named))
-        for row, named in enumerate(map(zip, ids.tolist(), best.tolist()))
+        TokenLogprobs(
+            token,
+            float(chosen[row]),
+            int(ranks[row]),
+            tuple(zip(ids[row].tolist(), best[row].tolist(), strict=True)),
+        )
+        for row, token in enumerate(tokens)
     ]
 
 

@@ -111,7 +111,8 @@ class SharedPrompts:
         self._sessions.out.rows.append(out)
 
     def _copy(self, source: Session) -> None:
-        hop, exported = source.spec.own_hop, dict[tuple[int, int], "CacheArray"]()
+        hop = source.spec.own_hop
+        exported: dict[tuple[int, int], CacheArray] = {}
         for session in list(self.readers.get(source.spec.session_id, ())):
             session_id, pending = session.spec.session_id, session.pending_cache
             if source.state is CLOSED or session.state is CLOSED or pending is None:
