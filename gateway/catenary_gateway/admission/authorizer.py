@@ -293,7 +293,7 @@ class AdmittedGeneration:
         requests: list[GenerationRequest] = []
         for prompt in prompts:
             one = await request_of(self.model, codec, request_id, prompt, sampling, options)
-            await self._check_grammar(one)
+            one = await self._with_checked_grammar(one)
             requests += choices_of(one, choices, len(requests))
         streams: list[GenerationStream] = []
         try:
@@ -307,15 +307,22 @@ class AdmittedGeneration:
             raise
         return ChoiceStreams(streams)
 
-    async def _check_grammar(self, request: GenerationRequest) -> None:
-        """Raises InvalidInput if no answer can match the grammar of a request."""
-        codec, options = request.codec, request.options
-        if request.sampling.grammar:
-            model = GrammarModel(self.model.key, codec.tokenizer, codec.vocabulary_size)
-            field = "tools" if request.syntax.forces_calls else options.grammar_field
-            await self._codecs.grammars.check(
-                model, request.sampling.grammar, field, options.generated
-            )
+    async def _with_checked_grammar(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns a request whose grammar, if it has one, is in the form that agents know.
+
+        Raises:
+            InvalidInput: No answer can match it.
+            Overloaded: Too many others are being tried out.
+        """
+        codec, options, sampling = request.codec, request.options, request.sampling
+        if not sampling.grammar:
+            return request
+        model = GrammarModel(self.model.key, codec.tokenizer, codec.vocabulary_size)
+        field = "tools" if request.syntax.forces_calls else options.grammar_field
+        grammar = await self._codecs.grammars.check(
+            model, sampling.grammar, field, options.generated
+        )
+        return dataclasses.replace(request, sampling=dataclasses.replace(sampling, grammar=grammar))
 
     def _open(
         self,

@@ -48,6 +48,7 @@ class TokenVocabulary:
             InvalidInput: The text is not a tokenizer.
         """
         self.size = size
+        self.end_token_ids = tuple(end_token_ids)
         if not tokenizer.lstrip().startswith("{"):  # the library would open a file of that name
             raise InvalidInput(TOKENIZER_FILE, "is not a JSON object")
         try:

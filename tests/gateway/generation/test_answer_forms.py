@@ -14,7 +14,6 @@ from small_models.tiny_tokenizer import END, tiny_tokenizer, tokens_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 GOOD, BAD = ['{"a":1}', '{\n  "a": -2,\n  "b": "c"\n}'], ["{}", '{"a":"1"}', "[1]", '{"a":1}x']
-EBNF = 'root ::= ("yes" | "no") " " [0-9]{1,2}\n'
 LARK = 'start: ("yes" | "no") " " /[0-9]{1,2}/'
 
 
@@ -59,7 +58,6 @@ FORMS = [
     ({"guided_json": {}}, ["1", '"x"', "[{}]"], ["x", ""]),
     ({"guided_regex": "[a-c]+!"}, ["ab!", "c!"], ["!", "ab", "ab!!", " ab!"]),
     ({"guided_choice": ["yes", 'a "no"\n', "\u20ac"]}, ["yes", 'a "no"\n', "\u20ac"], ["y", "no"]),
-    ({"guided_grammar": EBNF}, ["yes 1", "no 23"], ["yes", "no 123"]),
     ({"guided_grammar": LARK}, ["yes 1", "no 23"], ["yes", "no 123"]),
     ({"structured_outputs": {"json": SCHEMA}}, GOOD, BAD),
     ({"structured_outputs": {"regex": "a|b"}}, ["a", "b"], ["ab", ""]),
@@ -141,8 +139,7 @@ def test_without_a_form_anything_may_be_answered(fields: dict[str, object]) -> N
         ({"guided_choice": ["a", 1]}, "guided_choice"),
         ({"guided_choice": ["\ud800"]}, "guided_choice"),
         ({"guided_choice": ["a"] * 4097}, "guided_choice"),
-        ({"guided_grammar": 'root ::= "a'}, "guided_grammar"),
-        ({"guided_grammar": "(" * 5000}, "guided_grammar"),
+        ({"guided_grammar": ["root"]}, "guided_grammar"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),

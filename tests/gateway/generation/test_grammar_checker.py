@@ -18,8 +18,10 @@ from catenary_gateway.generation.grammar.checker import (
 )
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput, Overloaded
-from small_models.tiny_tokenizer import tiny_tokenizer, tokens_of
+from catenary_services.grammar.vocabulary import TokenVocabulary
+from small_models.tiny_tokenizer import END, tiny_tokenizer, tokens_of
 
+VOCABULARY = TokenVocabulary(tiny_tokenizer().to_str(), 259, (END,))
 MODEL = GrammarModel(ModelKey("tiny", "1"), tiny_tokenizer(), 259)
 GOOD, WRONG = 'start: "ab" | "cd"', "start: nothing"
 
@@ -42,6 +44,23 @@ async def test_a_good_grammar_passes_and_a_wrong_one_is_named(checker: GrammarCh
     await checker.check(MODEL, GOOD, "grammar")
     assert "unknown name" in await refused(checker, WRONG)
     await checker.check(MODEL, GOOD, "grammar")
+
+
+async def test_rules_in_ebnf_come_back_as_agents_know_them(checker: GrammarChecker) -> None:
+    rules = 'root ::= ("yes" | "no") " " [0-9]{1,2}\n'
+    for _ in range(2):
+        made = await checker.check(MODEL, rules, "guided_grammar")
+        assert made != rules
+        for text, matches in (("yes 1", True), ("no 23", True), ("yes x", False)):
+            matcher = VOCABULARY.matcher(made)
+            try:
+                matcher.accept(tokens_of(text))
+            except InvalidInput:
+                assert not matches
+            else:
+                assert matches == bool(matcher.allowed()[END])
+    assert "as EBNF" in await refused(checker, 'root ::= "a')
+    assert await checker.check(MODEL, GOOD, "grammar") == GOOD
 
 
 async def test_what_is_known_is_not_tried_again(checker: GrammarChecker) -> None:
@@ -128,6 +147,8 @@ async def test_few_may_wait_and_one_who_goes_away_disturbs_nobody(checker: Gramm
 
 
 HOSTILE = [
+    "root ::= r0\n" + "".join(f'r{n} ::= "a" | [0-9] r{n + 1}\n' for n in range(2000)),
+    "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000 + "\n",
     "start: /((a{1,500}){1,500}){1,500}/",
     'start: "a" ' + "start? " * 3000,
     "start: " + "(" * 20_000 + '"a"' + ")" * 20_000,

@@ -73,7 +73,7 @@ class GrammarChecker:
         """
         self._limits = limits
         self._module = module
-        self._known: OrderedDict[tuple[ModelKey, bytes], str] = OrderedDict()
+        self._known: OrderedDict[tuple[ModelKey, bytes], GrammarAnswer] = OrderedDict()
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -82,12 +82,12 @@ class GrammarChecker:
 
     async def check(
         self, model: GrammarModel, grammar: str, field: str, answer: Sequence[int] = ()
-    ) -> None:
-        """Returns if a model can be made to answer as a grammar says.
+    ) -> str:
+        """Returns a grammar in the form that agents know, if a model can be made to answer so.
 
         Args:
             model: The model.
-            grammar: The grammar, in the form that agents get.
+            grammar: The grammar: in that form, or rules in EBNF.
             field: The field of the request that the grammar came from.
             answer: Tokens that the answer has already.
 
@@ -96,21 +96,22 @@ class GrammarChecker:
             Overloaded: Too many others wait for this already, or it takes too long.
         """
         name = (model.key, hashlib.sha256(grammar.encode()).digest())
-        problem = None if answer else self._known.get(name)
-        if problem is None:
+        found = None if answer else self._known.get(name)
+        if found is None:
             if self._waiting >= _MOST_WAITING:
                 raise Overloaded("too many grammars are being compiled", retry_after_ns=_RETRY_NS)
             order = GrammarOrder(
                 str(model.key), "", model.size, grammar, tuple(answer), self._limits.cpu_s
             )
             # A caller who goes away must not leave half an answer behind for the next one.
-            problem = await asyncio.shield(asyncio.ensure_future(self._ask(model, order)))
+            found = await asyncio.shield(asyncio.ensure_future(self._ask(model, order)))
             if not answer:
-                self._known[name] = problem
+                self._known[name] = found
                 if len(self._known) > _KNOWN:
                     self._known.popitem(last=False)
-        if problem:
-            raise InvalidInput(field, problem)
+        if found.problem:
+            raise InvalidInput(field, found.problem)
+        return found.translated or grammar
 
     async def close(self) -> None:
         """Ends the process."""
@@ -122,8 +123,8 @@ class GrammarChecker:
             process.kill()
         await process.wait()
 
-    async def _ask(self, model: GrammarModel, order: GrammarOrder) -> str:
-        """Returns the problem that a grammar has; empty if it has none."""
+    async def _ask(self, model: GrammarModel, order: GrammarOrder) -> GrammarAnswer:
+        """Returns what comes of trying a grammar out."""
         self._waiting += 1
         try:
             async with self._turn:
@@ -138,7 +139,7 @@ class GrammarChecker:
         finally:
             self._waiting -= 1
 
-    async def _answer(self, model: GrammarModel, order: GrammarOrder) -> str:
+    async def _answer(self, model: GrammarModel, order: GrammarOrder) -> GrammarAnswer:
         process = self._process = self._process or await self._started()
         if model.key not in self._sent:
             text = await asyncio.to_thread(model.tokenizer.to_str)
@@ -152,17 +153,17 @@ class GrammarChecker:
             await process.stdin.drain()
             line = await process.stdout.readline()
         if line:
-            problem = msgspec.json.decode(line, type=GrammarAnswer).problem
-            if problem and order.tokenizer:  # which the process may not have understood
+            found = msgspec.json.decode(line, type=GrammarAnswer)
+            if found.problem and order.tokenizer:  # which the process may not have understood
                 self._sent.remove(model.key)
-            return problem
+            return found
         code = await process.wait()
         await self.close()
         _log.warning("grammar_process_ended", exit_code=code)
         if code not in _ITS_OWN_FAULT:
             raise Overloaded(_LATE, retry_after_ns=_RETRY_NS)
         limits = self._limits
-        return (
+        return GrammarAnswer(
             f"takes more than the {limits.cpu_s} s or the {limits.memory_bytes >> 20} MiB that"
             " compiling it may take"
         )

@@ -12,12 +12,15 @@ import sys
 import threading
 
 import msgspec
+from llguidance import gbnf_to_lark
 
+from catenary_services.domain.sampling import MAX_GRAMMAR_BYTES
 from catenary_services.errors import InvalidInput
 from catenary_services.grammar.vocabulary import FIELD, TokenVocabulary
 
 KEPT = 4
 """Number of vocabularies that are kept; a further one takes the place of the oldest."""
+_WORDS = 300
 _STACK_BYTES = 2 << 20
 """Less than a thread of an agent has: what overflows there overflows here first."""
 
@@ -38,9 +41,12 @@ class GrammarOrder(msgspec.Struct, frozen=True):
 
 
 class GrammarAnswer(msgspec.Struct, frozen=True):
-    """The result of trying a grammar out: a problem, or an empty text."""
+    """The result of trying a grammar out."""
 
-    problem: str
+    problem: str = ""
+    """Empty if there is none."""
+    translated: str = ""
+    """The grammar in the form that agents know; empty if it was in that form."""
 
 
 def main(memory_bytes: int) -> None:
@@ -62,7 +68,7 @@ def main(memory_bytes: int) -> None:
 def _answer(
     vocabularies: dict[str, TokenVocabulary], order: GrammarOrder, answers: list[GrammarAnswer]
 ) -> None:
-    problem = ""
+    problem = translated = ""
     try:
         if order.tokenizer:
             vocabularies.pop(order.model, None)
@@ -70,7 +76,9 @@ def _answer(
             if len(vocabularies) > KEPT:
                 del vocabularies[next(iter(vocabularies))]
         _bound(order.cpu_s)
-        matcher = vocabularies[order.model].matcher(order.grammar)
+        if not order.grammar.lstrip().startswith("{") and "::=" in order.grammar:
+            translated = _in_lark(order.grammar)
+        matcher = vocabularies[order.model].matcher(translated or order.grammar)
         if order.answer:
             matcher.accept(order.answer)
         if not matcher.allowed().any():
@@ -83,7 +91,23 @@ def _answer(
         os.abort()  # as the engine does when it gets no memory
     except BaseException as error:  # a panic of the engine is no `Exception`
         problem = f"cannot be compiled: {type(error).__name__}"
-    answers.append(GrammarAnswer(problem))
+    answers.append(GrammarAnswer(problem, translated))
+
+
+def _in_lark(rules: str) -> str:
+    """Returns rules in EBNF, as llama.cpp and vLLM have them, in Lark.
+
+    Raises:
+        InvalidInput: They cannot be read, or are too long in Lark.
+    """
+    try:
+        made: str = gbnf_to_lark.any_to_lark(rules)
+    except Exception as error:  # the library raises whatever an odd text leads to
+        raise InvalidInput(FIELD, f"cannot be read as EBNF: {error}"[:_WORDS]) from None
+    size = len(made.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidInput(FIELD, f"has {size} bytes in Lark, at most {MAX_GRAMMAR_BYTES} may be")
+    return made
 
 
 def _bound(more_s: int) -> None:

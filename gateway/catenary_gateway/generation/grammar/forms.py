@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
 
 from catenary_services.errors import InvalidInput
 
@@ -52,16 +51,3 @@ def grammar_of_regex(pattern: str) -> str:
 def grammar_of_choice(texts: Sequence[str]) -> str:
     """Returns the grammar of exactly one of some texts."""
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-
-
-def grammar_of_rules(text: str, field: str) -> str:
-    """Returns the grammar that rules in Lark, or in EBNF as llama.cpp writes it, describe.
-
-    Raises:
-        InvalidInput: They are neither; `field` is named.
-    """
-    try:
-        made: str = any_to_lark(text)
-    except Exception as error:  # its parser raises whatever an odd text leads to
-        raise InvalidInput(field, f"cannot be read: {error}"[:300]) from None
-    return made

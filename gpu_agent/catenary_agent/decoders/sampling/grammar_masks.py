@@ -13,6 +13,7 @@ than the limits of one mask allow.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -203,7 +204,9 @@ class GrammarMasks:
 
     def _fail(self, mask: AnswerMask, error: Exception) -> None:
         if not isinstance(error, CatenaryError):
-            _log.error("grammar_failed", session=mask.session_id, exc_info=error)
+            # Plain text: a renderer that shows local variables would print masks and grammars.
+            text = "".join(traceback.format_exception(error))
+            _log.error("grammar_failed", session=mask.session_id, traceback=text)
             error = InternalError("its grammar could not be used")
         with self._changed:
             mask.problem = error
