@@ -139,12 +139,6 @@ def test_a_form_is_shown_as_it_is_read(form: ToolForm) -> None:
     assert kinds == ["CallStart", "ArgumentsPiece", "CallComplete"]
 
 
-def test_a_model_that_calls_no_tools_is_sent_none(tmp_path: Path) -> None:
-    codec = TextCodec(TextCodec.load(text_model(tmp_path)).tokenizer, None)
-    with pytest.raises(InvalidInput, match="no chat template"):
-        codec.render(SAID, {}, TOOLS)
-
-
 def test_a_template_may_refuse_a_conversation_with_calls(tmp_path: Path) -> None:
     codec = TextCodec.load(text_model(tmp_path, template=LLAMA3))
     twice = [SAID[1], SAID[2] | {"tool_calls": [CALL, CALL]}]

@@ -214,6 +214,23 @@ def test_an_answer_is_a_call_or_matches_its_own_grammar(
     assert not admits(tokens, forced, right[0], special)
 
 
+def test_rules_in_another_syntax_are_refused_beside_calls_and_reasoning() -> None:
+    model = ModelForms(HermesForm(), ReasoningForm(assumed=False))
+    for form in (AnswerSyntax(model, use(required=False)), AnswerSyntax(model, None, THINKING)):
+        with pytest.raises(InvalidInput, match="must be Lark") as caught:
+            form.grammar('root ::= "a"')
+        assert caught.value.field == "guided_grammar"
+
+
+def test_texts_of_schemas_are_not_taken_for_another_syntax(tokens: TokenVocabulary) -> None:
+    odd = {"type": "object", "properties": {"x": {"enum": ["a ::= b"]}}, "required": ["x"]}
+    tool = (ToolDefinition("odd", "a ::= b", odd),)
+    grammar = AnswerSyntax(ModelForms(HermesForm()), ToolUse(tool, tool, required=True)).grammar("")
+    assert grammar.startswith("{")
+    text = '<tool_call>\n{"name": "odd", "arguments": {"x": "a ::= b"}}\n</tool_call>'
+    assert admits(tokens, grammar, text, {})
+
+
 @pytest.mark.parametrize("form", [LlamaForm(), PlainJsonForm()])
 def test_content_that_may_look_like_a_call_is_refused(form: ToolForm) -> None:
     with pytest.raises(InvalidInput, match="tool_choice") as caught:

@@ -222,7 +222,8 @@ async def test_calls_that_break_off_are_content(tmp_path: Path) -> None:
 async def test_calls_that_must_be_are_forced(tmp_path: Path, choice: Any, schemas: int) -> None:
     async with model_that_says(tmp_path, TWO) as (stage, client):
         await client.chat.completions.create(**ASKED, tool_choice=choice)
-        grammar = sampling_of(stage).grammar
+        (only,) = json.loads(sampling_of(stage).grammar)["grammars"]
+        grammar = only["lark_grammar"]
         assert grammar.startswith('start: "<tool_call>"')
         assert grammar.count("%json") == schemas
 

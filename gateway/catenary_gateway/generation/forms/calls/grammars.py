@@ -39,8 +39,10 @@ class ToolGrammar:
         """Returns the whole grammar, for the rule of an answer."""
         rules = {"start": answer, **self._rules}
         lark = "".join(f"{name}: {rule}\n" for name, rule in rules.items())
-        is_used = self._content and not self.use.required
-        return with_part(lark, _CONTENT, self._content) if is_used else lark
+        if self._content and not self.use.required:
+            return with_part(lark, _CONTENT, self._content)
+        # In this form no text of a schema is taken for the sign of another syntax.
+        return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
     def mark(self, text: str) -> str:
         """Returns what stands for a text that may be a special token."""
@@ -105,7 +107,13 @@ def with_part(lark: str, name: str, grammar: str) -> str:
     """Returns a grammar in Lark together with another one that it refers to as `@name`.
 
     Both forms of llguidance's grammars may be that other one, Lark and JSON.
+
+    Raises:
+        InvalidInput: The other one is EBNF, which is translated later and only as a whole.
     """
+    if not grammar.lstrip().startswith("{") and "::=" in grammar:
+        text = "must be Lark where a model thinks first or may call tools"
+        raise InvalidInput("guided_grammar", text)
     parts: list[dict[str, Any]] = [{"lark_grammar": grammar}]
     if grammar.lstrip().startswith("{"):
         parts = json.loads(grammar)["grammars"]
