@@ -17,8 +17,9 @@ from catenary_gateway.endpoints.http_connections import (
     FIRST_REQUEST_S,
     ConnectionWatcher,
 )
-from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.oip import oip_http
+from catenary_gateway.oip.extension_routes import EXTENSIONS
+from catenary_gateway.oip.extensions import ProtocolExtensions
 from catenary_services.transport.tcp.tcp_listener import ListenerLimits, TcpListener
 
 _KEEPALIVE_S = 75.0
@@ -32,13 +33,16 @@ class HttpServer:
     """The HTTP listener of a gateway, open from `start` until `stop`."""
 
     def __init__(
-        self, pipeline: RequestPipeline, repository: Repository, dashboard: Dashboard | None = None
+        self,
+        pipeline: RequestPipeline,
+        extensions: ProtocolExtensions,
+        dashboard: Dashboard | None = None,
     ) -> None:
         self._connections = ConnectionWatcher()
         app = web.Application(middlewares=[errors_as_json(pipeline, self._connections)])
         app[PIPELINE] = pipeline
         self._off_loop = app[OFF_LOOP] = BoundedThreadPool()
-        app[oip_http.REPOSITORY] = repository
+        app[EXTENSIONS] = extensions
         app.add_routes([*oip_http.routes(), *openai_http.routes()])
         if dashboard is not None:
             dashboard.add_to(app)

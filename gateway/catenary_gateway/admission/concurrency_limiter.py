@@ -161,6 +161,15 @@ class ConcurrencyPermit:
         self.admission.bytes += more
         self._nbytes = nbytes
 
+    def hold_more(self, nbytes: int) -> None:
+        """Adds `nbytes` to the bytes it holds.
+
+        Raises:
+            PayloadTooLarge: No request may have so many bytes.
+            Overloaded: Too much is held already.
+        """
+        self.hold(self._nbytes + nbytes)
+
     def __enter__(self) -> Self:
         return self
 
