@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
 from catenary_gateway.admission.request_pipeline import Caller, RequestPipeline
 from catenary_gateway.class_names import ClassNames, Names
 from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.inference import InferenceResponse
+from catenary_gateway.oip.caller_memory import CallerMemory
 from catenary_gateway.oip.model_descriptions import config_of, statistics_of
 from catenary_gateway.oip.process_settings import LogSettings, LogValue, TraceSettings
-from catenary_gateway.oip.shared_regions import CallerMemory, SharedRegions
+from catenary_gateway.oip.shared_regions import SharedRegions
 from catenary_gateway.tensors.classification import classified
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported, Unavailable
@@ -177,9 +177,9 @@ class ProtocolExtensions:
             raise InvalidInput("name", "no CUDA shared memory region is registered")
         return oip.CudaSharedMemoryStatusResponse()
 
-    def memory_of(self, caller: Caller, permit: ConcurrencyPermit) -> CallerMemory:
-        """Returns the shared memory that a request may name; what it reads is held by `permit`."""
-        return CallerMemory(self.regions, caller, permit)
+    def memory_of(self, caller: Caller) -> CallerMemory:
+        """Returns the shared memory that a request of this sender may name."""
+        return CallerMemory(self.regions, caller, self._pipeline.capacity.max_request_bytes)
 
     async def with_classes(
         self, response: InferenceResponse, counts: Sequence[int]

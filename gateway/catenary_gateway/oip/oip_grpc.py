@@ -248,9 +248,11 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelInferResponse:
         pipeline, name, version = self._pipeline, message.model_name, message.model_version
         with pipeline.admit(principal, name, version, message.ByteSize()) as admitted:
-            memory = self._extensions.memory_of(caller(), admitted)
+            memory = self._extensions.memory_of(caller())
             conversion = pipeline.arrivals.conversion(memory)
             request, form = oip_proto.request_of(message, admitted.model, conversion)
+            if memory.read_bytes:
+                admitted.hold_more(memory.read_bytes)
             response = await admitted.infer(request, arrival)
             if form.class_counts:
                 response = await self._extensions.with_classes(response, form.class_counts)

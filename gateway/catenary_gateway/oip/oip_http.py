@@ -90,13 +90,15 @@ async def _infer(request: web.Request) -> web.Response:
         admitted.hold(0)
         with admitted.arriving(caller().subject):
             body = await body_of(request, largest, admitted)
-            memory = app[EXTENSIONS].memory_of(caller(), admitted)
+            memory = app[EXTENSIONS].memory_of(caller())
             conversion = pipeline.arrivals.conversion(memory, request.headers.get(REQUEST_ID))
             json_size = _json_size(request, body)
             wanted, form = await app[OFF_LOOP].run(
                 len(body) if json_size is None else json_size,
                 lambda: oip_json.request_of(body, json_size, admitted.model, conversion),
             )
+        if memory.read_bytes:
+            admitted.hold_more(memory.read_bytes)
         response = await admitted.infer(wanted, arrival)
         if form.class_counts:
             response = await app[EXTENSIONS].with_classes(response, form.class_counts)

@@ -1,4 +1,4 @@
-"""Settings of tracing and logging by the names of Triton's extensions, as far as there are such here.
+"""Settings of tracing and logging, by the names that Triton's extensions have for them.
 
 All names are told. Those that Catenary decides elsewhere can only be set to what they are.
 """

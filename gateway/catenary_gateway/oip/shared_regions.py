@@ -1,9 +1,9 @@
-"""Shared memory of clients on this machine: regions by name, which tensors are read from and written to.
+"""Shared memory of clients on this machine: regions by name, in which tensors are.
 
 Nothing is mapped: a client that shrinks a mapped file ends whoever touches the mapping (SIGBUS), at
-any moment. A region's file is opened for each tensor, compared with the one that was registered, and
-read or written by system calls, which tell of a file that became too short. So a region that is
-registered holds neither memory nor a descriptor, and what it names cannot be exchanged.
+any moment. A region's file is opened for each tensor, compared with the one that was registered,
+and read or written by system calls, which tell of a file that became too short. So a registered
+region holds neither memory nor a descriptor, and what it names cannot be exchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
 from catenary_gateway.admission.request_pipeline import Caller
 from catenary_gateway.inference import RegionSlice
 from catenary_gateway.tensors.validation import clip
@@ -115,7 +114,8 @@ class SharedRegions:
             if offset + size_bytes > found.st_size:
                 raise InvalidInput(
                     "byte_size",
-                    f"{size_bytes} bytes from {offset} on reach behind the object's {found.st_size}",
+                    f"{size_bytes} bytes from {offset} on reach behind the object's end at "
+                    f"{found.st_size}",
                 )
             identity = (found.st_dev, found.st_ino)
         self._require_free(owner, identity)
@@ -131,7 +131,7 @@ class SharedRegions:
         self._of_owner.setdefault(owner, {})[name] = region
 
     def unregister(self, owner: str, name: str) -> None:
-        """Forgets a region of an owner, or all of them for ""; one that is unknown is gone already."""
+        """Forgets a region of an owner, or all of them for ""; an unknown one is gone already."""
         own = self._of_owner.get(owner, {})
         if name:
             own.pop(name, None)
@@ -196,10 +196,9 @@ class SharedRegions:
             )
         self.check(owner, place, field)
         with self._slice(owner, place, os.O_WRONLY, field) as (descriptor, start):
-            rest = memoryview(data)
-            while rest:
-                written = os.pwrite(descriptor, rest, start)
-                rest, start = rest[written:], start + written
+            done = 0
+            while done < len(data):
+                done += os.pwrite(descriptor, memoryview(data)[done:], start + done)
 
     def _region(self, owner: str, name: str, field: str) -> SharedRegion:
         region = self._of_owner.get(owner, {}).get(name)
@@ -261,30 +260,3 @@ class SharedRegions:
                 os.close(descriptor)
         except OSError as error:
             raise InvalidInput(field, f"shared memory fails: {error.strerror}") from None
-
-
-class CallerMemory:
-    """The regions of one request's sender; implements `TensorMemory`."""
-
-    def __init__(self, regions: SharedRegions, caller: Caller, permit: ConcurrencyPermit) -> None:
-        """Counts what is read as held by `permit`."""
-        self._regions = regions
-        self._caller = caller
-        self._permit = permit
-
-    def check(self, place: RegionSlice, field: str) -> None:
-        self._regions.check(self._owner, place, field)
-
-    def read(self, place: RegionSlice, field: str) -> bytes:
-        owner = self._owner
-        self._regions.check(owner, place, field)
-        self._permit.hold_more(place.size_bytes)
-        self._caller.read_bytes += place.size_bytes
-        return self._regions.read(owner, place, field)
-
-    def write(self, place: RegionSlice, data: bytes, field: str) -> None:
-        self._regions.write(self._owner, place, data, field)
-
-    @property
-    def _owner(self) -> str:
-        return self._regions.require_offered(self._caller)
