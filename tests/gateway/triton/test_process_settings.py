@@ -141,7 +141,7 @@ async def test_clients_change_them_and_are_told(client: TritonClient, sharing: S
     )
     settings = told["settings"] if client.is_grpc else told
     rate = settings["trace_rate"]
-    assert (rate["value"] if client.is_grpc else rate) == ([8] if client.is_grpc else "8")
+    assert rate == ({"value": ["8"]} if client.is_grpc else "8")
     await client.call("update_log_settings", {"log_info": False})
     assert present_level() == logging.WARNING
     with pytest.raises(InferenceServerException, match="no model"):

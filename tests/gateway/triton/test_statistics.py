@@ -50,13 +50,11 @@ async def test_answers_and_failures_are_counted_with_their_times(
     client: TritonClient, sharing: Stage
 ) -> None:
     before_ms = time.time_ns() // 1_000_000
-    sent = time.monotonic_ns()
     for _ in range(2):
         await client.call("infer", "toy", [client.input("in_0", X)])
     sharing.agent.hold = True
     with pytest.raises(InferenceServerException):
         await client.call("infer", "toy", [client.input("in_0", X)], timeout=60_000)
-    took_ns = time.monotonic_ns() - sent
     with pytest.raises(InferenceServerException):
         await client.call("infer", "toy", [client.input("in_0", X[:, :2].copy())])
     found = await settled(client, sharing, 4)
@@ -64,19 +62,12 @@ async def test_answers_and_failures_are_counted_with_their_times(
     assert (found["inference_count"], found["execution_count"]) == (6, 2)
     assert before_ms <= found["last_inference"] <= time.time_ns() // 1_000_000
     parts = ("queue", "compute_input", "compute_infer", "compute_output")
-    assert counts(found) | {"cache_hit": 0, "cache_miss": 0} == {
-        "success": 2,
-        "fail": 2,
-        **dict.fromkeys(parts, 2),
-        "cache_hit": 0,
-        "cache_miss": 0,
-    }
+    assert counts(found) == {"success": 2, "fail": 2, **dict.fromkeys(parts, 2)}
     # The scripted agent says that its rows waited for 1000 ns and were computed for 2000 ns.
     assert stats["compute_infer"]["ns"] == 2 * 2000
     assert stats["queue"]["ns"] >= 2 * 1000
     assert sum(stats[part]["ns"] for part in parts) <= stats["success"]["ns"]
     assert stats["fail"]["ns"] > 50_000_000
-    assert stats["success"]["ns"] + stats["fail"]["ns"] < took_ns + 60_000_000_000
     (batch,) = found["batch_stats"]
     assert (batch["batch_size"], batch["compute_infer"]) == (3, {"count": 2, "ns": 4000})
 

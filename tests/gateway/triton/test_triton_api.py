@@ -166,7 +166,7 @@ async def async_infer(client: TritonClient, place: Stage, prefix: str) -> None:
         )
     else:
         answers: queue.Queue[tuple[object, object]] = queue.Queue()
-        client.client.async_infer("toy", given, lambda *found: answers.put(found))
+        client.client.async_infer("toy", given, lambda result, error: answers.put((result, error)))
         await until(lambda: not answers.empty(), "it answers")
         answer, error = answers.get()
         assert error is None
@@ -175,7 +175,7 @@ async def async_infer(client: TritonClient, place: Stage, prefix: str) -> None:
 
 async def stream(client: TritonClient, place: Stage, prefix: str) -> None:
     answers: queue.Queue[tuple[object, object]] = queue.Queue()
-    await client.call("start_stream", lambda *found: answers.put(found))
+    await client.call("start_stream", lambda result, error: answers.put((result, error)))
     given = [client.input("in_0", X)]
     await client.call("async_stream_infer", "toy", given, enable_empty_final_response=True)
     await until(lambda: not answers.empty(), "it answers")
@@ -244,7 +244,8 @@ CLIENTS_OWN = {"close", "plugin", "register_plugin", "unregister_plugin", "parse
 
 def rows_of_the_page() -> dict[tuple[str, str], str]:
     """What the page says of a call, by method and argument: "yes", or why it is refused."""
-    found = re.findall(r"(?m)^\| `(\w+)`(?: with `(\w+)`)? \| ([^|]+) \|", PAGE.read_text())
+    section = PAGE.read_text().partition("\n## tritonclient")[2]
+    found = re.findall(r"(?m)^\| `(\w+)`(?: with `(\w+)`)? \| ([^|]+) \|", section)
     return {(method, argument): said.strip() for method, argument, said in found}
 
 

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.grpc.aio as grpc_aio_client
 import tritonclient.http as http_client
 import tritonclient.http.aio as http_aio_client
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from tritonclient.utils import np_to_triton_dtype
 from tritonclient.utils.shared_memory import (
@@ -119,21 +119,22 @@ def shared_object(key: str, size_bytes: int) -> Iterator[Any]:
 
 
 def plain(answer: Any) -> Any:
-    """Returns a message as a dictionary with numbers as numbers; anything else as it is."""
+    """Returns a message as a dictionary of what is set; anything else as it is."""
     if not isinstance(answer, Message):
         return answer
-    return _numbers(
-        MessageToDict(
-            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-    )
+    found: dict[str, Any] = {}
+    for field in answer.DESCRIPTOR.fields:
+        value = getattr(answer, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            found[field.name] = {key: plain(each) for key, each in value.items()}
+        elif field.is_repeated:
+            found[field.name] = [_named(field, each) for each in value]
+        elif not field.has_presence or answer.HasField(field.name):
+            found[field.name] = _named(field, value)
+    return found
 
 
-def _numbers(value: Any) -> Any:
-    """JSON of protobuf has numbers of 64 bits as texts."""
-    if isinstance(value, dict):
-        return {name: _numbers(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_numbers(each) for each in value]
-    is_number = isinstance(value, str) and value.lstrip("-").isdecimal()
-    return int(value) if is_number else value
+def _named(field: FieldDescriptor, value: Any) -> Any:
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return plain(value)
