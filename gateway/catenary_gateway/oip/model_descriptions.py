@@ -96,7 +96,7 @@ def _value(field: FieldDescriptor, value: object) -> object:
     return value
 
 
-def _data_type(spec: TensorSpec) -> oip.DataType:
+def _data_type(spec: TensorSpec) -> oip.DataType.ValueType:
     name = "STRING" if spec.datatype == BYTES else spec.datatype
     return oip.DataType.Value(f"TYPE_{name}")
 
