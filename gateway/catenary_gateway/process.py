@@ -158,6 +158,7 @@ class GatewayProcess:
             self._regions,
             self._tracer,
             class_names,
+            is_open=settings.insecure,
         )
         known = LocalStatus(self.name, self._catalog)
         self._admin_service = AdminService(

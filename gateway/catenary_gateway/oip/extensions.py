@@ -20,7 +20,13 @@ from catenary_gateway.oip.process_settings import LogSettings, LogValue, TraceSe
 from catenary_gateway.oip.shared_regions import SharedRegions
 from catenary_gateway.tensors.classification import classified
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
-from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported, Unavailable
+from catenary_services.errors import (
+    InvalidInput,
+    ModelNotFound,
+    NotSupported,
+    PermissionDenied,
+    Unavailable,
+)
 from catenary_services.security.keys import SCOPE_ADMIN, SCOPE_VIEW, Principal
 from catenary_services.telemetry.tracing import Tracer
 
@@ -49,13 +55,17 @@ class ProtocolExtensions:
         regions: SharedRegions,
         tracer: Tracer,
         class_names: ClassNames,
+        *,
+        is_open: bool,
     ) -> None:
+        """Makes the extensions; without keys, settings are changed only if `is_open`."""
         self.repository = repository
         self.regions = regions
         self.traces = TraceSettings(tracer)
         self.logs = LogSettings()
         self._pipeline = pipeline
         self._class_names = class_names
+        self._is_open = is_open
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,7 +116,7 @@ class ProtocolExtensions:
             PermissionDenied: The caller may not look, or not change.
             CatenaryError: A change is wrong, or the model is not served.
         """
-        asker.require(SCOPE_ADMIN if changes else SCOPE_VIEW)
+        self._require_leave(asker, changes)
         if model:
             self._pipeline.catalog.find(model, "")
             if changes:
@@ -121,9 +131,19 @@ class ProtocolExtensions:
             PermissionDenied: The caller may not look, or not change.
             CatenaryError: A change is wrong.
         """
-        asker.require(SCOPE_ADMIN if changes else SCOPE_VIEW)
+        self._require_leave(asker, changes)
         self.logs.update(changes)
         return self.logs.values()
+
+    def _require_leave(self, asker: Principal, changes: Mapping[str, object]) -> None:
+        """Checks that a caller may look at settings, or make these changes.
+
+        Raises:
+            PermissionDenied: The caller may not.
+        """
+        asker.require(SCOPE_ADMIN if changes else SCOPE_VIEW)
+        if changes and not self._is_open and not self._pipeline.keys.enabled:
+            raise PermissionDenied("settings are changed with a key, and there is no api_keys_file")
 
     def register(self, caller: Caller, name: str, key: str, offset: int, size_bytes: int) -> None:
         """Registers a region of shared memory; see `SharedRegions.register`.

@@ -9,11 +9,14 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from catenary_gateway.oip.process_settings import LogSettings, TraceSettings
-from catenary_services.errors import CatenaryError
+from catenary_services.errors import CatenaryError, PermissionDenied
 from catenary_services.log import configure_logging, get_logger, present_level, set_level
+from catenary_services.security.keys import ANYONE
 from catenary_services.telemetry.tracing import Tracer
 from gateway_harness import Stage
 from shared_helpers.triton_clients import TritonClient
+
+RATE = {"trace_rate": ["1"]}
 
 
 @pytest.mark.parametrize(
@@ -169,3 +172,12 @@ async def test_a_web_page_changes_nothing_without_a_key(sharing: Stage, prefix: 
         headers = {"Origin": "http://mine.example", "Authorization": "Bearer anything"}
         async with session.post("/v2/repository/models/toy/unload", headers=headers) as answer:
             assert answer.status == 200
+
+
+async def test_a_gateway_with_tls_and_no_keys_changes_no_settings(sharing: Stage) -> None:
+    extensions = sharing.gateway._extensions
+    extensions._is_open = False  # as with certificates
+    assert extensions.log_settings(ANYONE, {}) == LogSettings().values()
+    for change in (extensions.log_settings, lambda *_: extensions.trace_settings(ANYONE, "", RATE)):
+        with pytest.raises(PermissionDenied, match="api_keys_file"):
+            change(ANYONE, {"log_info": True})
