@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
-from tritonclient.utils.shared_memory import get_contents_as_numpy, set_shared_memory_region
 
 from catenary_gateway.admission.quotas import Quotas
 from catenary_gateway.admission.request_pipeline import Caller
@@ -35,14 +34,14 @@ async def test_inputs_and_outputs_are_in_shared_memory(
 ) -> None:
     with shared_object(f"/{prefix}all", 512) as handle:
         region = await registered(client, prefix, offset=64)
-        set_shared_memory_region(handle, [X], offset=64 + 32)
+        handle.put(X, offset=64 + 32)
         answer = await client.call(
             "infer",
             "toy",
             [client.input_in("in_0", X, region, offset=32)],
             outputs=[client.output_in("out_0", region, X.nbytes + 8, offset=128)],
         )
-        written = get_contents_as_numpy(handle, np.float32, [2, 4], offset=64 + 128)
+        written = handle.array(np.float32, (2, 4), offset=64 + 128)
         np.testing.assert_array_equal(written, X)
         told = answer.get_output("out_0")
         if client.is_grpc:
@@ -60,7 +59,7 @@ async def test_some_inputs_are_in_shared_memory_and_some_are_sent(
     first, second = X[:, :2].copy(), np.array([5, -6], np.int64)
     with shared_object(f"/{prefix}all", 256) as handle:
         region = await registered(client, prefix)
-        set_shared_memory_region(handle, [second])
+        handle.put(second)
         answer = await client.call(
             "infer",
             "pair",
@@ -68,9 +67,7 @@ async def test_some_inputs_are_in_shared_memory_and_some_are_sent(
             outputs=[client.output("out_1"), client.output_in("out_0", region, 64, offset=64)],
         )
         np.testing.assert_array_equal(answer.as_numpy("out_1"), second)
-        np.testing.assert_array_equal(
-            get_contents_as_numpy(handle, np.float32, [2, 2], offset=64), first
-        )
+        np.testing.assert_array_equal(handle.array(np.float32, (2, 2), offset=64), first)
 
 
 async def test_texts_are_in_shared_memory(client: TritonClient, prefix: str) -> None:
@@ -79,7 +76,7 @@ async def test_texts_are_in_shared_memory(client: TritonClient, prefix: str) -> 
     words = np.array([[b"a", "ü".encode()], [b"", b"end"]], np.object_)
     with shared_object(f"/{prefix}all", 256) as handle:
         region = await registered(client, prefix)
-        set_shared_memory_region(handle, [np.frombuffer(encoded, np.uint8)])
+        handle.put(np.frombuffer(encoded, np.uint8))
         given = client.input_in("in_0", words, region, byte_size=len(encoded))
         answer = await client.call("infer", "text", [given])
         np.testing.assert_array_equal(answer.as_numpy("out_0"), words)

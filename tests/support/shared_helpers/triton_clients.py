@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +20,6 @@ import tritonclient.http.aio as http_aio_client
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from tritonclient.utils import np_to_triton_dtype
-from tritonclient.utils.shared_memory import (
-    create_shared_memory_region,
-    destroy_shared_memory_region,
-)
 
 FORMS: dict[str, ModuleType] = {
     "grpc": grpc_client,
@@ -108,14 +105,34 @@ async def triton_client(
             await made.close()
 
 
+@dataclass
+class SharedObject:
+    """A shared memory object, as `shm_open` makes it on Linux.
+
+    tritonclient's own module for it needs a package that newer Pythons do not bring.
+    """
+
+    path: Path
+
+    def put(self, array: np.ndarray, offset: int = 0) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(offset)
+            file.write(array.tobytes())
+
+    def array(self, dtype: type[np.generic], shape: tuple[int, ...], offset: int = 0) -> np.ndarray:
+        count = int(np.prod(shape))
+        return np.fromfile(self.path, dtype, count, offset=offset).reshape(shape)
+
+
 @contextmanager
-def shared_object(key: str, size_bytes: int) -> Iterator[Any]:
-    """Makes a shared memory object as tritonclient's users do, and removes it."""
-    handle = create_shared_memory_region(key, key, size_bytes)
+def shared_object(key: str, size_bytes: int) -> Iterator[SharedObject]:
+    """Makes a shared memory object, and removes it."""
+    path = Path("/dev/shm") / key.removeprefix("/")
+    path.write_bytes(bytes(size_bytes))
     try:
-        yield handle
+        yield SharedObject(path)
     finally:
-        destroy_shared_memory_region(handle)
+        path.unlink(missing_ok=True)
 
 
 def plain(answer: Any) -> Any:
