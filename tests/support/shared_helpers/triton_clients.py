@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gevent
 import numpy as np
 import tritonclient.grpc as grpc_client
 import tritonclient.grpc.aio as grpc_aio_client
@@ -82,7 +83,13 @@ class TritonClient:
         if inspect.iscoroutinefunction(self.client.close):
             await self.client.close()
         else:
-            await self.on_thread(self.client.close)
+            await self.on_thread(self._close_here)
+
+    def _close_here(self) -> None:
+        self.client.close()
+        if self.form == "http":
+            # gevent's loop belongs to the thread, which ends now.
+            gevent.get_hub().destroy(destroy_loop=True)
 
 
 @asynccontextmanager
