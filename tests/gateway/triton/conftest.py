@@ -37,6 +37,8 @@ async def sharing(tmp_path: Path, prefix: str) -> AsyncIterator[Stage]:
     (repository / "toy" / "1").mkdir(parents=True)
     (repository / "toy" / "1" / "labels.txt").write_text("tench\ngoldfish\nshark\n")
     async with stage(tmp_path, shared_memory_prefix=prefix, model_repository=repository) as started:
+        # Answers wait a second for names, which a busy machine may not have read by then.
+        await started.gateway._extensions._class_names.of("toy", "1", 60.0)
         yield started
 
 
