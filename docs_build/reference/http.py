@@ -17,11 +17,12 @@ _INTRO = """\
 A gateway serves every protocol on one port (`http_port`). With `api_keys_file` set, requests
 carry `Authorization: Bearer KEY` (or `X-Api-Key: KEY`), except the page of the dashboard, `/docs`
 and `/openapi.json`, and those for `/healthz`, `/health`, `/readyz` and `/v2/health/...`, which
-probes ask. `x-request-id` is echoed, `traceparent` is followed. Errors have the
-status of [the table of errors](errors.md). [The OpenAI
-paths](../openai.md) have a page of their own."""
+probes ask. `x-request-id` is echoed, `traceparent` is followed. Errors have the status of [the
+table of errors](errors.md). [The OpenAI paths](../openai.md) and [the Open Inference
+Protocol](../open-inference-protocol.md) have pages of their own."""
 
 _MODEL, _VERSION = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+_MEMORY, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 
 DESCRIPTIONS: dict[tuple[str, str], str] = {
     ("GET", "/healthz"): "The process lives. Never depends on load or on other processes.",
@@ -36,9 +37,33 @@ DESCRIPTIONS: dict[tuple[str, str], str] = {
     ("GET", f"{_MODEL}/ready"): "200 if the newest version can be served now, else 503.",
     ("GET", f"{_VERSION}/ready"): "The same of a version.",
     ("POST", f"{_MODEL}/infer"): "Infers; JSON, or Triton's binary tensors behind the JSON. "
-    "`parameters` may hold `slo_ms`, `deadline_unix_ms` and `priority`.",
+    "`parameters` may hold `slo_ms`, `deadline_unix_ms`, `timeout` and `priority`.",
     ("POST", f"{_VERSION}/infer"): "The same with a version.",
+    ("GET", f"{_MODEL}/config"): "Its configuration, as Triton describes models.",
+    ("GET", f"{_VERSION}/config"): "The same of a version.",
+    ("GET", "/v2/models/stats"): "Sums over the requests to each model (scope `view`).",
+    ("GET", f"{_MODEL}/stats"): "The same of one model.",
+    ("GET", f"{_VERSION}/stats"): "The same of a version.",
     ("POST", "/v2/repository/index"): "Models of the repository, and which are ready.",
+    ("POST", "/v2/repository/models/{model}/load"): "Deploys a model (scope `admin`).",
+    ("POST", "/v2/repository/models/{model}/unload"): "Undeploys it (scope `admin`).",
+    ("GET", "/v2/trace/setting"): "Which requests are traced (scope `view`).",
+    ("POST", "/v2/trace/setting"): "Changes it (scope `admin`).",
+    ("GET", f"{_MODEL}/trace/setting"): "The same: the settings are the gateway's.",
+    ("POST", f"{_MODEL}/trace/setting"): "Refused if it would change anything.",
+    ("GET", "/v2/logging"): "The level of the gateway's log (scope `view`).",
+    ("POST", "/v2/logging"): "Changes it (scope `admin`).",
+    ("GET", f"{_MEMORY}/status"): "Regions of shared memory that the caller registered.",
+    ("GET", f"{_MEMORY}/region/{{region}}/status"): "One of them.",
+    ("POST", f"{_MEMORY}/region/{{region}}/register"): "Registers one: `key`, `offset` and "
+    "`byte_size`.",
+    ("POST", f"{_MEMORY}/unregister"): "Forgets all that the caller registered.",
+    ("POST", f"{_MEMORY}/region/{{region}}/unregister"): "Forgets one.",
+    ("GET", f"{_CUDA}/status"): "None: memory of GPUs is not shared.",
+    ("GET", f"{_CUDA}/region/{{region}}/status"): "Refused, as there is none.",
+    ("POST", f"{_CUDA}/region/{{region}}/register"): "Refused.",
+    ("POST", f"{_CUDA}/unregister"): "Does nothing.",
+    ("POST", f"{_CUDA}/region/{{region}}/unregister"): "Does nothing.",
     **{(route.method, route.path): route.summary for route in ROUTES},
     ("GET", "/openapi.json"): "These routes but the dashboard's as an OpenAPI document.",
     ("GET", "/docs"): "The same as a page.",

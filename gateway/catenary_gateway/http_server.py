@@ -18,8 +18,9 @@ from catenary_gateway.endpoints.http_connections import (
     FIRST_REQUEST_S,
     ConnectionWatcher,
 )
-from catenary_gateway.endpoints.repository import Repository
 from catenary_gateway.oip import oip_http
+from catenary_gateway.oip.extension_routes import EXTENSIONS
+from catenary_gateway.oip.extensions import ProtocolExtensions
 from catenary_gateway.openai_http.responses.response_calls import RESPONSES
 from catenary_gateway.openai_http.responses.response_store import ResponseStore
 from catenary_gateway.settings import GatewaySettings
@@ -39,7 +40,7 @@ class HttpServer:
         self,
         settings: GatewaySettings,
         pipeline: RequestPipeline,
-        repository: Repository,
+        extensions: ProtocolExtensions,
         dashboard: Dashboard | None = None,
     ) -> None:
         self._connections = ConnectionWatcher()
@@ -51,7 +52,7 @@ class HttpServer:
         app[PIPELINE] = pipeline
         app[RESPONSES] = ResponseStore(settings.kept_response_bytes, settings.kept_response_s)
         self._off_loop = app[OFF_LOOP] = BoundedThreadPool()
-        app[oip_http.REPOSITORY] = repository
+        app[EXTENSIONS] = extensions
         app.add_routes([*oip_http.routes(), *openai_http.routes(oip_http.routes())])
         if dashboard is not None:
             dashboard.add_to(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -43,6 +44,42 @@ class InferenceOptions(msgspec.Struct, frozen=True):
     priority: int = 0
 
 
+class RegionSlice(msgspec.Struct, frozen=True):
+    """A part of a shared memory region that holds the bytes of one tensor."""
+
+    region: str
+    offset: int
+    size_bytes: int
+
+
+class TensorMemory(Protocol):
+    """The shared memory regions of a request's sender; methods name `field` in their errors."""
+
+    def check(self, place: RegionSlice, field: str) -> None:
+        """Checks that a slice can be written later.
+
+        Raises:
+            CatenaryError: It cannot.
+        """
+        ...
+
+    def read(self, place: RegionSlice, field: str) -> bytes:
+        """Returns the bytes of a slice.
+
+        Raises:
+            CatenaryError: They cannot be read, or are more than a request may have.
+        """
+        ...
+
+    def write(self, place: RegionSlice, data: bytes, field: str) -> None:
+        """Writes `data` to the beginning of a slice.
+
+        Raises:
+            CatenaryError: The slice is too short, or cannot be written.
+        """
+        ...
+
+
 class ConversionContext(msgspec.Struct, frozen=True):
     """The arguments of a converter beside the message and the model."""
 
@@ -52,6 +89,8 @@ class ConversionContext(msgspec.Struct, frozen=True):
     """Nanoseconds since 1970, to which `deadline_unix_ms` is compared."""
     default_id: str
     """Id of the request if its message has none."""
+    memory: TensorMemory
+    """Where tensors are that are not in the message."""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):
@@ -91,3 +130,8 @@ class OutputFormat(msgspec.Struct, frozen=True):
     binary: tuple[bool, ...] = ()
     """Whether each wanted output is sent over HTTP as bytes behind the JSON instead of numbers
     inside it."""
+    class_counts: tuple[int, ...] = ()
+    """The number of classes to answer instead of each wanted output, 0 for the output itself; () if
+    that is all of them."""
+    places: tuple[RegionSlice | None, ...] = ()
+    """Where each wanted output is written to instead of the answer; () if that is none of them."""

@@ -13,6 +13,7 @@ from catenary_gateway.admission.quotas import Quotas
 from catenary_gateway.admission.readiness import Readiness
 from catenary_gateway.admission.request_pipeline import RequestArrivals, RequestPipeline
 from catenary_gateway.catalog import Catalog
+from catenary_gateway.class_names import ClassNames
 from catenary_gateway.dashboard.api import Dashboard
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.endpoints.admin import AdminService
@@ -31,7 +32,9 @@ from catenary_gateway.groups.schedulers import SchedulerLinks
 from catenary_gateway.http_server import HttpServer
 from catenary_gateway.observability.local_answers import LocalStatus
 from catenary_gateway.observability.request_metrics import RequestMetrics
+from catenary_gateway.oip.extensions import ProtocolExtensions
 from catenary_gateway.oip.oip_grpc import InferenceService
+from catenary_gateway.oip.shared_regions import SharedRegions
 from catenary_gateway.scaling.external_scaler import ExternalScaler
 from catenary_gateway.scaling.scaling_gauges import ScalingGauges
 from catenary_gateway.scheduler_listener import MessageRouter
@@ -145,7 +148,18 @@ class GatewayProcess:
             self._codecs,
             min(settings.max_prompt_bytes, settings.max_request_bytes),
         )
-        self._repository = Repository(self._catalog, scheduler_admin)
+        class_names = ClassNames(self._catalog, self._codecs)
+        self._regions = SharedRegions(
+            settings.shared_memory_prefix, settings.max_shared_memory_bytes
+        )
+        self._extensions = ProtocolExtensions(
+            self._pipeline,
+            Repository(self._catalog, scheduler_admin),
+            self._regions,
+            self._tracer,
+            class_names,
+            is_open=settings.insecure,
+        )
         known = LocalStatus(self.name, self._catalog)
         self._admin_service = AdminService(
             self._keys, scheduler_admin, request_metrics, self._sessions, known
@@ -153,8 +167,8 @@ class GatewayProcess:
         dashboard = None
         if settings.dashboard:
             is_open = settings.insecure or settings.endpoints_insecure
-            dashboard = Dashboard(self._pipeline, scheduler_admin, is_open=is_open)
-        self._http = HttpServer(settings, self._pipeline, self._repository, dashboard)
+            dashboard = Dashboard(self._pipeline, scheduler_admin, class_names, is_open=is_open)
+        self._http = HttpServer(settings, self._pipeline, self._extensions, dashboard)
         self._servers: list[grpc.aio.Server] = []
         self._health: list[HealthSwitch] = []
         self._scaler = ExternalScaler(self._keys, scheduler_admin)
@@ -178,7 +192,9 @@ class GatewayProcess:
         self._certificate.start(self._metrics)
         self._watch_load()
         self._pipeline.arrivals.lag.start()
-        self._keys_watch = asyncio.create_task(self._authorizer.watch(self._keys))
+        self._keys_watch = asyncio.create_task(
+            self._authorizer.watch(self._keys, self._regions.keep_owners)
+        )
         if settings.health_port is not None:
             self.health_port = await self._probes.start(settings.health_host, settings.health_port)
         if settings.metrics_port is not None:
@@ -260,7 +276,7 @@ class GatewayProcess:
             self._pipeline, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)
         )
         server = create_server(security, call_policy=call_policy, max_message_bytes=limit)
-        service = InferenceService(self._pipeline, self._repository, settings.max_stream_requests)
+        service = InferenceService(self._pipeline, self._extensions, settings.max_stream_requests)
         oip_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
         generation_pb2_grpc.add_GenerationServicer_to_server(
             GenerationService(self._pipeline), server

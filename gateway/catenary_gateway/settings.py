@@ -111,6 +111,18 @@ class GatewaySettings(ModelFolderSettings):
     kept_response_s: float = Field(
         default=3600.0, gt=0.0, description="How long such an answer is kept."
     )
+    shared_memory_prefix: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{2,63}$",
+        description="Names of shared memory objects that clients on this machine may have tensors "
+        "in begin with this; unset: none. Set it only where nothing forwards others' connections "
+        "to loopback.",
+    )
+    max_shared_memory_bytes: int = Field(
+        default=1024 * MEBIBYTE,
+        gt=0,
+        description="Bytes of all shared memory regions that clients may have registered.",
+    )
     fair_share: bool = Field(
         default=True,
         description="Under overload refuse at once what cannot be answered in time, and divide the "

@@ -27,7 +27,6 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
         level: "debug", "info", "warning" or "error".
         as_json: True for one JSON object a line, False for text.
     """
-    minimum = logging.getLevelNamesMapping()[level.upper()]
 
     def add_origin(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         event["process"] = process
@@ -55,7 +54,6 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
     )
     structlog.configure(
         processors=[*shared, *render],
-        wrapper_class=structlog.make_filtering_bound_logger(minimum),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Patient())),
         cache_logger_on_first_use=False,
     )
@@ -68,9 +66,21 @@ def configure_logging(process: str, instance: str, level: str, as_json: bool) ->
         )
     )
     logging.root.handlers[:] = [handler]
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Changes which lines of this process are written: those of `level` and above."""
+    minimum = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(minimum))
     logging.root.setLevel(minimum)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(minimum, logging.WARNING))
+
+
+def present_level() -> int:
+    """Returns the lowest level of lines that are written, as a number of `logging`."""
+    return logging.root.level
 
 
 class _Patient:

@@ -10,16 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from catenary_gateway.admission.quotas import Quotas
+from catenary_gateway.admission.request_pipeline import Caller
 from catenary_gateway.catalog import Catalog, Model
 from catenary_gateway.inference import ConversionContext, InferenceResponse, OutputFormat
 from catenary_gateway.oip import oip_json, oip_proto
+from catenary_gateway.oip.caller_memory import CallerMemory
+from catenary_gateway.oip.shared_regions import SharedRegions
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_services.domain.tensors import DTYPE_OF
-from catenary_services.errors import DeadlineExceeded, InvalidInput
+from catenary_services.errors import DeadlineExceeded, InvalidInput, NotSupported
 from gateway_harness import echo
 
-INTAKE = ConversionContext(max_bytes=1 << 20, now_unix_ns=10**18, default_id="made")
+MEMORY = CallerMemory(SharedRegions(None, 1), Caller(Quotas(), "127.0.0.1", ""), 1 << 20)
+"""Shared memory as it is without a setting: none."""
+INTAKE = ConversionContext(1 << 20, now_unix_ns=10**18, default_id="made", memory=MEMORY)
 FIXED = sorted(DTYPE_OF)
 TYPED = [name for name in FIXED if name != "FP16"]
 
@@ -63,7 +69,7 @@ def test_grpc_round_trip(tensor: tuple[str, np.ndarray], raw: bool) -> None:
     datatype, array = tensor
     model = model_of(datatype, array.ndim)
     response = InferenceResponse(model, "id", (array,))
-    message = oip_proto.response_of(response, OutputFormat(raw=raw), (0,))
+    message = oip_proto.response_of(response, OutputFormat(raw=raw), (0,), MEMORY)
     assert bool(message.raw_output_contents) == (raw or datatype == "FP16")
     wire = oip.ModelInferRequest.FromString(as_request(message).SerializeToString())
     request, form = oip_proto.request_of(wire, model, INTAKE)
@@ -82,7 +88,7 @@ def test_http_answers_have_numbers_that_are_not_finite_and_any_id(
 ) -> None:
     values = np.array([[0.1, worst]], np.float32)
     response = InferenceResponse(model_of("FP32", 2), request_id, (values,))
-    body, _ = oip_json.response_of(response, OutputFormat(binary=(False,)), (0,))
+    body, _ = oip_json.response_of(response, OutputFormat(binary=(False,)), (0,), MEMORY)
     document = json.loads(body)
     assert document["id"] == request_id
     np.testing.assert_array_equal(document["outputs"][0]["data"], values[0])
@@ -94,7 +100,7 @@ def test_http_round_trip(tensor: tuple[str, np.ndarray], binary: bool, nested: b
     datatype, array = tensor
     model = model_of(datatype, array.ndim)
     response = InferenceResponse(model, "id", (array,))
-    body, size = oip_json.response_of(response, OutputFormat(binary=(binary,)), (0,))
+    body, size = oip_json.response_of(response, OutputFormat(binary=(binary,)), (0,), MEMORY)
     document = json.loads(body[:size])
     (output,) = document["outputs"]
     output["name"] = "in_0"
@@ -145,6 +151,10 @@ def parameters(**values: object) -> oip.ModelInferRequest:
         ({"deadline_unix_ms": 10**12 + 7, "slo_ms": 3}, 3_000_000, 0),
         ({"slo_ms": 1e300}, 3_600_000_000_000, 0),
         ({"unknown": "ignored"}, None, 0),
+        ({"timeout": 1500}, 1_500_000, 0),
+        ({"timeout": 1500, "slo_ms": 1}, 1_000_000, 0),
+        ({"timeout": 0, "sequence_id": 0, "sequence_start": False, "sequence_end": False}, None, 0),
+        ({"timeout": 2**62}, 3_600_000_000_000, 0),
     ],
 )
 def test_parameters(given_parameters: dict[str, object], slo_ns: int | None, priority: int) -> None:
@@ -163,12 +173,25 @@ def test_parameters(given_parameters: dict[str, object], slo_ns: int | None, pri
         {"priority": 2**40},
         {"deadline_unix_ms": -1},
         {"deadline_unix_ms": "now"},
+        {"timeout": -1},
+        {"timeout": 0.0},
+        {"timeout": False},
+        {"timeout": "1"},
     ],
 )
 def test_wrong_parameters_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput) as raised:
         oip_proto.request_of(parameters(**wrong), model_of("UINT8", 1), INTAKE)
     assert raised.value.field == f'parameters["{next(iter(wrong))}"]'
+
+
+@pytest.mark.parametrize(
+    "of_a_sequence", [{"sequence_id": 7}, {"sequence_id": "a"}, {"sequence_start": True}]
+)
+def test_sequences_are_refused_by_name(of_a_sequence: dict[str, object]) -> None:
+    (name,) = of_a_sequence
+    with pytest.raises(NotSupported, match=name):
+        oip_proto.request_of(parameters(**of_a_sequence), model_of("UINT8", 1), INTAKE)
 
 
 def test_passed_deadline_is_refused_at_once() -> None:

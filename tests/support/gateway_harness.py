@@ -98,6 +98,8 @@ class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
         """To calls of operators, by their methods."""
         self.presented: list[str] = []
         """What came as `authorization` with orders that change the cluster."""
+        self.undeployed: list[str] = []
+        """Models that were to be served no longer."""
         self.presented_to_look = ""
         """What came as `authorization` with the last call for the status."""
         self.gateway = GATEWAY
@@ -238,6 +240,7 @@ class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
         return admin_pb2.DeployModelResponse(plan_id=f"with {request.model}:{request.version}")
 
     async def UndeployModel(self, request, context):  # noqa: N802
+        self.undeployed.append(request.model)
         return admin_pb2.UndeployModelResponse(plan_id=f"without {request.model}", version="1")
 
     async def UndrainAgent(self, request, context):  # noqa: N802

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import msgspec
@@ -150,13 +150,20 @@ class Authorizer:
             raise
         return request, AuthorizedGeneration(self, principal, fair_permit, reserved)
 
-    async def watch(self, keys: ApiKeys) -> None:
-        """Reads changes of the API key file, and sets the gauges of limits, until cancelled."""
+    async def watch(
+        self, keys: ApiKeys, changed: Callable[[frozenset[str]], None] | None = None
+    ) -> None:
+        """Reads changes of the API key file, and sets the gauges of limits, until cancelled.
+
+        `changed` is called with the names of all keys when they change.
+        """
         while True:
             await asyncio.sleep(POLL_S)
             try:
                 if keys.refresh():
                     self.quotas.forget_others(keys.names)
+                    if changed is not None:
+                        changed(keys.names)
             except Exception as error:  # the loop must go on, as nobody would see it end
                 _log.error("api_keys_watch_failed", exc_info=error)
             for model, (limit, _) in self.fair.limits().items():

@@ -162,6 +162,15 @@ class ConcurrencyPermit:
         self.admission.bytes += more
         self._nbytes = nbytes
 
+    def hold_more(self, nbytes: int) -> None:
+        """Adds `nbytes` to the bytes it holds.
+
+        Raises:
+            PayloadTooLarge: No request may have so many bytes.
+            Overloaded: Too much is held already.
+        """
+        self.hold(self._nbytes + nbytes)
+
     def hand_over(self) -> int:
         """Leaves what it holds to another permit of the same request, and returns the bytes."""
         nbytes, self._nbytes, self._requests = self._nbytes, 0, 0

@@ -16,12 +16,14 @@ A refusal that is the caller's fault is charged to the caller, by the bytes that
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 import random
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from catenary_gateway.admission.authorizer import (
     AdmittedGeneration,
@@ -35,7 +37,7 @@ from catenary_gateway.catalog import Catalog, Model
 from catenary_gateway.data_plane import DataPlane
 from catenary_gateway.generation.plane import SessionPlane
 from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
-from catenary_gateway.inference import ConversionContext, RequestArrival
+from catenary_gateway.inference import ConversionContext, RequestArrival, TensorMemory
 from catenary_services.errors import (
     CatenaryError,
     ClientError,
@@ -59,6 +61,8 @@ _ANSWER_MARGIN_LAGS = 3.0
 """Number of event-loop lags by which a client is answered earlier: for the timer that ends its
 request, for the answer's way out, and one in reserve."""
 _LONGEST_ID = 256
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+"""Headers by which proxies say that somebody else sent a request."""
 
 
 class RequestArrivals:
@@ -84,13 +88,15 @@ class RequestArrivals:
             method, time.monotonic_ns(), time.time_ns(), trace, parent_span_id, budget_ns
         )
 
-    def conversion(self, default_id: str | None = None) -> ConversionContext:
+    def conversion(self, memory: TensorMemory, default_id: str | None = None) -> ConversionContext:
         """Returns the arguments of a converter for a request that arrives now.
 
-        `default_id` is the id of a request without one; None for a new id.
+        Args:
+            memory: The shared memory of its sender.
+            default_id: Id of the request if its message has none; None for a new id.
         """
         made = default_id[:_LONGEST_ID] if default_id else self.new_id()
-        return ConversionContext(self._max_request_bytes, time.time_ns(), made)
+        return ConversionContext(self._max_request_bytes, time.time_ns(), made, memory)
 
     def new_id(self) -> str:
         """Returns a new id for a request that has none."""
@@ -157,7 +163,7 @@ class Caller:
     subject: str
     """Name of who is charged: the address, or the key once it is known."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Text metadata of a gRPC call; empty for HTTP."""
+    """Headers of an HTTP request, or text metadata of a gRPC call."""
     principal: Principal | None = None
     """The holder of the key, once it was let in."""
     read_bytes: int = 0
@@ -168,6 +174,20 @@ class Caller:
         """The holder of the key, who was let in at the headers."""
         assert self.principal is not None
         return self.principal
+
+    @property
+    def is_local(self) -> bool:
+        """True if the call came over loopback, and no proxy says that it forwards it."""
+        if any(name in self.metadata for name in _FORWARDED):
+            return False
+        # gRPC writes "ipv4:127.0.0.1" and "ipv6:%5B::1%5D".
+        text = unquote(self.address.removeprefix("ipv4:").removeprefix("ipv6:")).strip("[]")
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return False
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return (mapped or address).is_loopback
 
     def charge(self, error: CatenaryError) -> None:
         """Charges the caller for a refused request, if the error is the caller's fault."""

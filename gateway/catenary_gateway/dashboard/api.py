@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from aiohttp import ETag, web
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline
+from catenary_gateway.class_names import ClassNames
 from catenary_gateway.dashboard import actions, files
 from catenary_gateway.dashboard.answers import DocumentCache, JsonDocument, Make
-from catenary_gateway.dashboard.class_names import ClassNames
 from catenary_gateway.dashboard.sources import (
     DashboardSources,
     SchedulerCaller,
@@ -46,16 +46,22 @@ class Dashboard:
     Args:
         pipeline: The pipeline with keys and load of this gateway.
         scheduler: The source of the cluster's data.
+        class_names: The names of models' classes.
         is_open: Whether everyone may look if no keys are configured.
     """
 
     def __init__(
-        self, pipeline: RequestPipeline, scheduler: SchedulerCaller, *, is_open: bool
+        self,
+        pipeline: RequestPipeline,
+        scheduler: SchedulerCaller,
+        class_names: ClassNames,
+        *,
+        is_open: bool,
     ) -> None:
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._is_open = is_open
-        self._class_names = ClassNames(pipeline.catalog, pipeline.codecs)
+        self._class_names = class_names
         self._sources = DashboardSources(pipeline, scheduler)
         self._answers = DocumentCache()
         self._assets = files.load()

@@ -33,7 +33,8 @@ def errors_as_json(pipeline: RequestPipeline, connections: ConnectionWatcher) ->
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         connections.note_request(request)
-        return await _answered(request, handler, pipeline.arrived(address_of(request)))
+        arrived = pipeline.arrived(address_of(request), request.headers)
+        return await _answered(request, handler, arrived)
 
     return answer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 
 from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Gauge, Histogram
@@ -12,6 +12,7 @@ from catenary_gateway.observability.generations import ObjectivesReport, Session
 from catenary_gateway.observability.history import RequestHistory
 from catenary_gateway.observability.outcome_kinds import OK, OutcomeKind, kind_of
 from catenary_gateway.observability.outcomes import FinishedRequest, RecentOutcomes, RecentRequests
+from catenary_gateway.observability.totals import ModelTotals
 from catenary_gateway.observability.waterfall import bars_of
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
@@ -52,6 +53,8 @@ class RequestMetrics:
         self.recent = RecentRequests()
         self.outcomes = RecentOutcomes()
         self.history = RequestHistory(time.monotonic_ns())
+        self.totals: defaultdict[str, ModelTotals] = defaultdict(ModelTotals)
+        """Sums by the model's label."""
         self.metrics = metrics
         self.tracer = tracer
         # Looking up labels costs more than counting; models and outcomes are few.
@@ -68,6 +71,7 @@ class RequestMetrics:
         """
         metrics, model = self.metrics, request.model
         self.recent.add(request)
+        self.totals[model].add(request)
         self._count(model, request.outcome)
         seconds = (request.finished_ns - request.arrival.monotonic_ns) / 1e9
         if request.session is not None:
@@ -150,6 +154,19 @@ class RequestMetrics:
         now_ns = time.monotonic_ns()
         self.outcomes.add_error(model, now_ns, kind, reason)
         self.history.add(model, now_ns, kind)
+
+    def counts(self, model: str) -> tuple[int, int]:
+        """Returns how many requests to a model were answered, and how many were not."""
+        answered = failed = 0
+        for (label, outcome), counter in self._counters.items():
+            if label != model:
+                continue
+            (metric,) = counter.collect()
+            count = round(metric.samples[0].value)
+            answered, failed = (
+                (answered + count, failed) if outcome == OK else (answered, failed + count)
+            )
+        return answered, failed
 
     def _remember(self, request: FinishedRequest, kind: OutcomeKind) -> None:
         now_ns = request.finished_ns

@@ -10,15 +10,15 @@ import grpc.aio
 from catenary_gateway.admission.request_pipeline import RequestPipeline, caller, charge
 from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
 from catenary_gateway.endpoints.ordered_stream import answer_in_order
-from catenary_gateway.endpoints.repository import EXTENSIONS, Repository, server_version
-from catenary_gateway.endpoints.security import on_behalf_of
+from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.oip import oip_proto
+from catenary_gateway.oip.extensions import ProtocolExtensions
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.grpc.error_details import public_message
 from catenary_services.grpc.error_tables import error_of_exception
-from catenary_services.security.keys import SCOPE_ADMIN, Principal
+from catenary_services.security.keys import Principal
 
 INFER = "inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "inference.GRPCInferenceService/ModelStreamInfer"
@@ -30,10 +30,10 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     """The inference service: its methods check keys, convert, and call the data plane."""
 
     def __init__(
-        self, pipeline: RequestPipeline, repository: Repository, max_stream_requests: int
+        self, pipeline: RequestPipeline, extensions: ProtocolExtensions, max_stream_requests: int
     ) -> None:
         self._pipeline = pipeline
-        self._repository = repository
+        self._extensions = extensions
         self._max_stream_requests = max_stream_requests
 
     @answered
@@ -66,7 +66,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         """Returns the server's name, version and supported extensions."""
         self._identify(context)
         return oip.ServerMetadataResponse(
-            name="catenary", version=server_version(), extensions=EXTENSIONS
+            name="catenary", version=server_version(), extensions=self._extensions.names
         )
 
     @answered
@@ -111,7 +111,8 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         """Returns every model with its state; only ready ones if asked for."""
         self._identify(context)
         index = oip.RepositoryIndexResponse()
-        for name, version, state, reason in self._repository.index(ready_only=request.ready):
+        models = self._extensions.repository.index(ready_only=request.ready)
+        for name, version, state, reason in models:
             index.models.add(name=name, version=version, state=state, reason=reason)
         return index
 
@@ -120,19 +121,124 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         self, request: oip.RepositoryModelLoadRequest, context: Context
     ) -> oip.RepositoryModelLoadResponse:
         """Orders the scheduler to deploy a model."""
-        self._identify(context).require(SCOPE_ADMIN)
-        on_behalf_of.set(metadata_of(context).get("authorization") or "")
-        await self._repository.load(request.model_name, context.time_remaining())
+        await self._extensions.repository.load(
+            self._identify(context),
+            metadata_of(context).get("authorization"),
+            request.model_name,
+            oip_proto.plain_parameters(request.parameters),
+            context.time_remaining(),
+        )
         return oip.RepositoryModelLoadResponse()
 
     @answered
     async def RepositoryModelUnload(  # noqa: N802
         self, request: oip.RepositoryModelUnloadRequest, context: Context
     ) -> oip.RepositoryModelUnloadResponse:
-        """Refuses to unload a model, with an error that says what to do instead."""
-        self._identify(context).require(SCOPE_ADMIN)
-        self._repository.unload(request.model_name)
+        """Orders the scheduler to undeploy a model."""
+        await self._extensions.repository.unload(
+            self._identify(context),
+            metadata_of(context).get("authorization"),
+            request.model_name,
+            oip_proto.plain_parameters(request.parameters),
+            context.time_remaining(),
+        )
         return oip.RepositoryModelUnloadResponse()
+
+    @answered
+    async def ModelConfig(  # noqa: N802
+        self, request: oip.ModelConfigRequest, context: Context
+    ) -> oip.ModelConfigResponse:
+        """Returns the configuration of a model, as Triton describes one."""
+        self._identify(context)
+        return oip.ModelConfigResponse(
+            config=self._extensions.config(request.name, request.version)
+        )
+
+    @answered
+    async def ModelStatistics(  # noqa: N802
+        self, request: oip.ModelStatisticsRequest, context: Context
+    ) -> oip.ModelStatisticsResponse:
+        """Returns sums over the requests to one model, or to all of them."""
+        asker = self._identify(context)
+        return self._extensions.statistics(asker, request.name, request.version)
+
+    @answered
+    async def SystemSharedMemoryStatus(  # noqa: N802
+        self, request: oip.SystemSharedMemoryStatusRequest, context: Context
+    ) -> oip.SystemSharedMemoryStatusResponse:
+        """Returns the caller's regions of shared memory."""
+        self._identify(context)
+        return self._extensions.region_status(caller(), request.name)
+
+    @answered
+    async def SystemSharedMemoryRegister(  # noqa: N802
+        self, request: oip.SystemSharedMemoryRegisterRequest, context: Context
+    ) -> oip.SystemSharedMemoryRegisterResponse:
+        """Registers a region of shared memory."""
+        self._identify(context)
+        self._extensions.register(
+            caller(), request.name, request.key, request.offset, request.byte_size
+        )
+        return oip.SystemSharedMemoryRegisterResponse()
+
+    @answered
+    async def SystemSharedMemoryUnregister(  # noqa: N802
+        self, request: oip.SystemSharedMemoryUnregisterRequest, context: Context
+    ) -> oip.SystemSharedMemoryUnregisterResponse:
+        """Forgets one of the caller's regions, or all of them."""
+        self._identify(context)
+        self._extensions.unregister(caller(), request.name)
+        return oip.SystemSharedMemoryUnregisterResponse()
+
+    @answered
+    async def CudaSharedMemoryStatus(  # noqa: N802
+        self, request: oip.CudaSharedMemoryStatusRequest, context: Context
+    ) -> oip.CudaSharedMemoryStatusResponse:
+        """Returns no regions, as there are none."""
+        self._identify(context)
+        return self._extensions.cuda_region_status(request.name)
+
+    @answered
+    async def CudaSharedMemoryRegister(  # noqa: N802
+        self, request: oip.CudaSharedMemoryRegisterRequest, context: Context
+    ) -> oip.CudaSharedMemoryRegisterResponse:
+        """Refuses to register memory of a GPU."""
+        self._identify(context)
+        self._extensions.refuse_cuda_region()
+        return oip.CudaSharedMemoryRegisterResponse()
+
+    @answered
+    async def CudaSharedMemoryUnregister(  # noqa: N802
+        self, request: oip.CudaSharedMemoryUnregisterRequest, context: Context
+    ) -> oip.CudaSharedMemoryUnregisterResponse:
+        """Does nothing, as there are no regions; clients forget all of theirs before they begin."""
+        self._identify(context)
+        return oip.CudaSharedMemoryUnregisterResponse()
+
+    @answered
+    async def TraceSetting(  # noqa: N802
+        self, request: oip.TraceSettingRequest, context: Context
+    ) -> oip.TraceSettingResponse:
+        """Changes the sampling of traces, and returns all settings of it."""
+        changes = {name: list(setting.value) for name, setting in request.settings.items()}
+        settings = self._extensions.trace_settings(
+            self._identify(context), request.model_name, changes
+        )
+        response = oip.TraceSettingResponse()
+        for name, value in settings.items():
+            response.settings[name].value.extend(value)
+        return response
+
+    @answered
+    async def LogSettings(  # noqa: N802
+        self, request: oip.LogSettingsRequest, context: Context
+    ) -> oip.LogSettingsResponse:
+        """Changes the level of the log, and returns all settings of it."""
+        changes = oip_proto.plain_parameters(request.settings)
+        settings = self._extensions.log_settings(self._identify(context), changes)
+        return oip.LogSettingsResponse(
+            settings={name: oip_proto.log_value(value) for name, value in settings.items()}
+        )
 
     def _identify(self, context: Context) -> Principal:
         return self._pipeline.identify(metadata_of(context).get("authorization"))
@@ -142,10 +248,15 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelInferResponse:
         pipeline, name, version = self._pipeline, message.model_name, message.model_version
         with pipeline.admit(principal, name, version, message.ByteSize()) as admitted:
-            conversion = pipeline.arrivals.conversion()
+            memory = self._extensions.memory_of(caller())
+            conversion = pipeline.arrivals.conversion(memory)
             request, form = oip_proto.request_of(message, admitted.model, conversion)
+            if memory.read_bytes:
+                admitted.hold_more(memory.read_bytes)
             response = await admitted.infer(request, arrival)
-            return oip_proto.response_of(response, form, request.outputs)
+            if form.class_counts:
+                response = await self._extensions.with_classes(response, form.class_counts)
+            return oip_proto.response_of(response, form, request.outputs, memory)
 
     async def _infer_in_stream(
         self,

@@ -13,15 +13,12 @@ from catenary_gateway.endpoints.http_calls import (
     enter,
     json_response,
 )
-from catenary_gateway.endpoints.repository import EXTENSIONS, Repository, server_version
-from catenary_gateway.oip import oip_json
-from catenary_gateway.tensors.json_documents import document_of
+from catenary_gateway.endpoints.repository import server_version
+from catenary_gateway.oip import extension_routes, oip_json
+from catenary_gateway.oip.extension_routes import EXTENSIONS
 from catenary_services.errors import InvalidInput
 
 JSON_SIZE = "Inference-Header-Content-Length"
-
-REPOSITORY: web.AppKey[Repository] = web.AppKey("repository", Repository)
-_INDEX_BYTES = 64 * 1024
 _INFER_ROUTE = "/v2/models/{model}/infer"
 
 
@@ -32,6 +29,7 @@ def routes() -> list[web.RouteDef]:
         # Routes are tried in this order, and most requests are inferences.
         web.post(f"{model}/infer", _infer),
         web.post(f"{version}/infer", _infer),
+        *extension_routes.routes(),
         web.get("/healthz", _live),
         web.get("/health", _live),  # load tools and vLLM use this name
         web.get("/readyz", _ready),
@@ -43,7 +41,6 @@ def routes() -> list[web.RouteDef]:
         web.get(version, _model_metadata),
         web.get(f"{model}/ready", _model_ready),
         web.get(f"{version}/ready", _model_ready),
-        web.post("/v2/repository/index", _repository_index),
     ]
 
 
@@ -60,9 +57,8 @@ async def _ready(request: web.Request) -> web.Response:
 
 async def _server_metadata(request: web.Request) -> web.Response:
     enter(request)
-    return json_response(
-        {"name": "catenary", "version": server_version(), "extensions": EXTENSIONS}
-    )
+    names = request.app[EXTENSIONS].names
+    return json_response({"name": "catenary", "version": server_version(), "extensions": names})
 
 
 async def _model_metadata(request: web.Request) -> web.Response:
@@ -81,17 +77,6 @@ async def _model_ready(request: web.Request) -> web.Response:
     return json_response(document, status=200 if model.ready else 503)
 
 
-async def _repository_index(request: web.Request) -> web.Response:
-    enter(request)
-    body = await body_of(request, _INDEX_BYTES)
-    wanted = document_of(body) if body else {}
-    ready_only = wanted.get("ready") is True
-    index = request.app[REPOSITORY].index(ready_only=ready_only)
-    return json_response(
-        [{"name": n, "version": v, "state": s, "reason": r} for n, v, s, r in index]
-    )
-
-
 async def _infer(request: web.Request) -> web.Response:
     app = request.app
     pipeline = app[PIPELINE]
@@ -105,14 +90,19 @@ async def _infer(request: web.Request) -> web.Response:
         admitted.hold(0)
         with admitted.arriving(caller().subject):
             body = await body_of(request, largest, admitted)
-            conversion = pipeline.arrivals.conversion(request.headers.get(REQUEST_ID))
+            memory = app[EXTENSIONS].memory_of(caller())
+            conversion = pipeline.arrivals.conversion(memory, request.headers.get(REQUEST_ID))
             json_size = _json_size(request, body)
             wanted, form = await app[OFF_LOOP].run(
                 len(body) if json_size is None else json_size,
                 lambda: oip_json.request_of(body, json_size, admitted.model, conversion),
             )
+        if memory.read_bytes:
+            admitted.hold_more(memory.read_bytes)
         response = await admitted.infer(wanted, arrival)
-        document, json_size = oip_json.response_of(response, form, wanted.outputs)
+        if form.class_counts:
+            response = await app[EXTENSIONS].with_classes(response, form.class_counts)
+        document, json_size = oip_json.response_of(response, form, wanted.outputs, memory)
     headers = {REQUEST_ID: response.id} if response.id.isprintable() else {}
     if json_size is None:
         return web.Response(body=document, content_type="application/json", headers=headers)

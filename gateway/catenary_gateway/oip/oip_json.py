@@ -15,16 +15,18 @@ from catenary_gateway.inference import (
     InferenceResponse,
     OutputFormat,
     Tensor,
+    TensorMemory,
 )
-from catenary_gateway.tensors import json_tensors, raw_tensors
+from catenary_gateway.tensors import json_tensors, raw_tensors, tensor_parameters
 from catenary_gateway.tensors.json_documents import Document, encoded, inference_of
+from catenary_gateway.tensors.request_parameters import terms_of
 from catenary_gateway.tensors.validation import (
     DeclaredInput,
     check_id,
     check_inputs,
     check_outputs,
-    terms_of,
 )
+from catenary_services.domain.tensors import BYTES
 from catenary_services.errors import InvalidInput
 
 _BINARY_SIZE = "binary_data_size"
@@ -43,13 +45,14 @@ def request_of(
 
     Raises:
         InvalidInput: The request is wrong; the error names the field.
+        CatenaryError: The request asks for what is not offered, or its tensors cannot be read.
     """
     document = inference_of(body if json_size is None else memoryview(body)[:json_size])
     tensors = _objects(document, "inputs")
     declared = [_declared(tensor, f"inputs[{at}]") for at, tensor in enumerate(tensors)]
     rows = check_inputs(model, declared, conversion.max_bytes)
     binary = memoryview(body)[len(body) if json_size is None else json_size :]
-    given = _arrays(tensors, declared, binary)
+    given = _arrays(tensors, declared, binary, conversion.memory)
     outputs = _objects(document, "outputs") if document.get("outputs") is not None else []
     wanted = check_outputs(
         model, [_text(o, "name", f"outputs[{i}]") for i, o in enumerate(outputs)]
@@ -63,13 +66,24 @@ def request_of(
         outputs=wanted,
         options=terms_of(parameters, conversion.now_unix_ns),
     )
-    return request, OutputFormat(binary=_binary_outputs(outputs, parameters, len(wanted)))
+    chosen = [
+        _mapping(output, "parameters", f"outputs[{at}].parameters")
+        for at, output in enumerate(outputs)
+    ]
+    form = OutputFormat(binary=_binary_outputs(chosen, parameters, len(wanted)))
+    return request, tensor_parameters.with_outputs(form, model, wanted, chosen, conversion.memory)
 
 
 def response_of(
-    response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...]
+    response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...], memory: TensorMemory
 ) -> tuple[bytes, int | None]:
-    """Returns the body for `response`, and the size of its JSON; None if no bytes follow it."""
+    """Returns the body for `response`, and the size of its JSON; None if no bytes follow it.
+
+    Outputs that have a place in `memory` are written there.
+
+    Raises:
+        CatenaryError: An output cannot be written, or has no form in JSON.
+    """
     model = response.model
     outputs: list[Document] = []
     payload: list[bytes] = []
@@ -78,10 +92,20 @@ def response_of(
         spec = model.outputs[index]
         output: Document = {
             "name": spec.name,
-            "datatype": spec.datatype,
+            # Classes are texts, of whatever datatype the output is.
+            "datatype": BYTES if array.dtype.hasobject else spec.datatype,
             "shape": list(array.shape),
         }
-        if form.binary[at]:
+        place = form.places[at] if form.places else None
+        if place is not None:
+            raw = raw_tensors.to_raw(array)
+            memory.write(place, raw, f"outputs[{at}].parameters")
+            output["parameters"] = {
+                tensor_parameters.REGION: place.region,
+                tensor_parameters.OFFSET: place.offset,
+                tensor_parameters.SIZE: len(raw),
+            }
+        elif form.binary[at]:
             raw = raw_tensors.to_raw(array)
             output["parameters"] = {_BINARY_SIZE: len(raw)}
             payload.append(raw)
@@ -152,7 +176,10 @@ def _declared(tensor: Document, field: str) -> DeclaredInput:
 
 
 def _arrays(
-    tensors: Sequence[Document], declared: Sequence[DeclaredInput], binary: memoryview
+    tensors: Sequence[Document],
+    declared: Sequence[DeclaredInput],
+    binary: memoryview,
+    memory: TensorMemory,
 ) -> dict[str, Tensor]:
     arrays: dict[str, Tensor] = {}
     at = 0
@@ -160,6 +187,13 @@ def _arrays(
         field = f"inputs[{index}]"
         parameters = _mapping(tensor, "parameters", f"{field}.parameters")
         size = parameters.get(_BINARY_SIZE)
+        place = tensor_parameters.place_of(parameters, f"{field}.parameters")
+        if place is not None:
+            if "data" in tensor or size is not None:
+                raise InvalidInput(field, "has data, and a place in shared memory")
+            raw = memory.read(place, f"{field}.parameters")
+            arrays[facts.name] = raw_tensors.from_raw(raw, facts, f"{field}.parameters")
+            continue
         if size is None:
             arrays[facts.name] = json_tensors.from_json(tensor.get("data"), facts, f"{field}.data")
             continue
@@ -178,18 +212,18 @@ def _arrays(
 
 
 def _binary_outputs(
-    outputs: Sequence[Document], parameters: Mapping[str, object], wanted: int
+    chosen: Sequence[Mapping[str, object]], parameters: Mapping[str, object], wanted: int
 ) -> tuple[bool, ...]:
     default = parameters.get("binary_data_output", False)
     if not isinstance(default, bool):
         raise InvalidInput('parameters["binary_data_output"]', "must be true or false")
-    if not outputs:
+    if not chosen:
         return (default,) * wanted
-    chosen: list[bool] = []
-    for at, output in enumerate(outputs):
-        field = f"outputs[{at}].parameters"
-        own = _mapping(output, "parameters", field).get("binary_data", default)
-        if not isinstance(own, bool):
-            raise InvalidInput(f'{field}["binary_data"]', "must be true or false")
-        chosen.append(own)
-    return tuple(chosen)
+    binary: list[bool] = []
+    for at, own in enumerate(chosen):
+        is_binary = own.get("binary_data", default)
+        if not isinstance(is_binary, bool):
+            field = f'outputs[{at}].parameters["binary_data"]'
+            raise InvalidInput(field, "must be true or false")
+        binary.append(is_binary)
+    return tuple(binary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import (
@@ -10,18 +10,25 @@ from catenary_gateway.inference import (
     InferenceRequest,
     InferenceResponse,
     OutputFormat,
+    RegionSlice,
     Tensor,
+    TensorMemory,
 )
-from catenary_gateway.tensors import raw_tensors, typed_contents
+from catenary_gateway.tensors import raw_tensors, tensor_parameters, typed_contents
+from catenary_gateway.tensors.request_parameters import terms_of
 from catenary_gateway.tensors.validation import (
     DeclaredInput,
     check_id,
     check_inputs,
     check_outputs,
-    terms_of,
 )
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
+from catenary_services.domain.tensors import BYTES
 from catenary_services.errors import InvalidInput
+
+AnyParameter = (
+    oip.InferParameter | oip.ModelRepositoryParameter | oip.LogSettingsRequest.SettingValue
+)
 
 
 def request_of(
@@ -33,41 +40,76 @@ def request_of(
 
     Raises:
         InvalidInput: The request is wrong; the error names the field.
+        CatenaryError: The request asks for what is not offered, or its tensors cannot be read.
     """
     declared = [
         DeclaredInput(tensor.name, tensor.datatype, tuple(tensor.shape))
         for tensor in message.inputs
     ]
     rows = check_inputs(model, declared, conversion.max_bytes)
+    places = [
+        tensor_parameters.place_of(plain_parameters(tensor.parameters), f"inputs[{at}].parameters")
+        if tensor.parameters
+        else None
+        for at, tensor in enumerate(message.inputs)
+    ]
+    here = [at for at, place in enumerate(places) if place is None]
     raw = len(message.raw_input_contents) > 0
-    given = _raw_inputs(message, declared) if raw else _typed_inputs(message, declared)
+    given = _raw_inputs(message, declared, here) if raw else _typed_inputs(message, declared, here)
+    if len(here) < len(places):
+        given |= _inputs_in_memory(message, declared, places, conversion.memory)
+    wanted = check_outputs(model, [output.name for output in message.outputs])
     request = InferenceRequest(
         model=model,
         id=check_id(message.id) or conversion.default_id,
         inputs={spec.name: given[spec.name] for spec in model.inputs},
         rows=rows,
-        outputs=check_outputs(model, [output.name for output in message.outputs]),
+        outputs=wanted,
         options=terms_of(plain_parameters(message.parameters), conversion.now_unix_ns),
     )
-    return request, OutputFormat(raw=raw)
+    parameters = [
+        plain_parameters(output.parameters) if output.parameters else {}
+        for output in message.outputs
+    ]
+    # What gives tensors as bytes reads them as bytes.
+    form = OutputFormat(raw=raw or len(here) < len(places))
+    return request, tensor_parameters.with_outputs(
+        form, model, wanted, parameters, conversion.memory
+    )
 
 
 def response_of(
-    response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...]
+    response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...], memory: TensorMemory
 ) -> oip.ModelInferResponse:
-    """Returns the message for `response`, in raw form if wanted or if an output has no other."""
+    """Returns the message for `response`, in raw form if wanted or if an output has no other.
+
+    Outputs that have a place in `memory` are written there.
+
+    Raises:
+        CatenaryError: An output cannot be written.
+    """
     model = response.model
     message = oip.ModelInferResponse(
         model_name=model.key.name, model_version=model.key.version, id=response.id
     )
     specs = [model.outputs[index] for index in wanted]
     raw = form.raw or not all(typed_contents.has_typed_form(spec.datatype) for spec in specs)
-    for spec, array in zip(specs, response.outputs, strict=True):
-        output = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
-        if raw:
+    for at, (spec, array) in enumerate(zip(specs, response.outputs, strict=True)):
+        # Classes are texts, of whatever datatype the output is.
+        datatype = BYTES if array.dtype.hasobject else spec.datatype
+        output = message.outputs.add(name=spec.name, datatype=datatype, shape=array.shape)
+        place = form.places[at] if form.places else None
+        if place is not None:
+            data = raw_tensors.to_raw(array)
+            memory.write(place, data, f"outputs[{at}].parameters")
+            _tell_place(output.parameters, place, len(data))
+            if raw:
+                # Clients find the bytes of an output by its number.
+                message.raw_output_contents.append(b"")
+        elif raw:
             message.raw_output_contents.append(raw_tensors.to_raw(array))
         else:
-            output.contents.CopyFrom(typed_contents.to_contents(array, spec.datatype))
+            output.contents.CopyFrom(typed_contents.to_contents(array, datatype))
     return message
 
 
@@ -83,7 +125,7 @@ def metadata_of(model: Model, versions: list[str]) -> oip.ModelMetadataResponse:
     )
 
 
-def plain_parameters(parameters: Mapping[str, oip.InferParameter]) -> dict[str, object]:
+def plain_parameters(parameters: Mapping[str, AnyParameter]) -> dict[str, object]:
     """Returns parameters as plain values by name; None for one without a value."""
     plain: dict[str, object] = {}
     for name, parameter in parameters.items():
@@ -92,29 +134,69 @@ def plain_parameters(parameters: Mapping[str, oip.InferParameter]) -> dict[str, 
     return plain
 
 
-def _raw_inputs(message: oip.ModelInferRequest, declared: list[DeclaredInput]) -> dict[str, Tensor]:
+def log_value(value: bool | int | str) -> oip.LogSettingsResponse.SettingValue:
+    """Returns the message for the value of a log setting."""
+    form = oip.LogSettingsResponse.SettingValue
+    if isinstance(value, bool):
+        return form(bool_param=value)
+    return form(uint32_param=value) if isinstance(value, int) else form(string_param=value)
+
+
+def _tell_place(
+    parameters: MutableMapping[str, oip.InferParameter], place: RegionSlice, size_bytes: int
+) -> None:
+    parameters[tensor_parameters.REGION].string_param = place.region
+    parameters[tensor_parameters.OFFSET].int64_param = place.offset
+    parameters[tensor_parameters.SIZE].int64_param = size_bytes
+
+
+def _inputs_in_memory(
+    message: oip.ModelInferRequest,
+    declared: Sequence[DeclaredInput],
+    places: Sequence[RegionSlice | None],
+    memory: TensorMemory,
+) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for at, (tensor, place) in enumerate(zip(declared, places, strict=True)):
+        if place is None:
+            continue
+        if message.inputs[at].contents.ByteSize():
+            raise InvalidInput(
+                f"inputs[{at}].contents", "and a place in shared memory exclude each other"
+            )
+        field = f"inputs[{at}].parameters"
+        found[tensor.name] = raw_tensors.from_raw(memory.read(place, field), tensor, field)
+    return found
+
+
+def _raw_inputs(
+    message: oip.ModelInferRequest, declared: Sequence[DeclaredInput], here: Sequence[int]
+) -> dict[str, Tensor]:
+    """Returns the inputs in `raw_input_contents`: those whose numbers are in `here`."""
     for at, tensor in enumerate(message.inputs):
         if tensor.HasField("contents") and tensor.contents.ByteSize():
             raise InvalidInput(
                 f"inputs[{at}].contents", "typed contents and raw_input_contents exclude each other"
             )
     contents = message.raw_input_contents
-    if len(contents) != len(declared):
+    if len(contents) != len(here):
         raise InvalidInput(
-            "raw_input_contents", f"has {len(contents)} entries for {len(declared)} inputs"
+            "raw_input_contents", f"has {len(contents)} entries for {len(here)} inputs"
         )
     return {
-        tensor.name: raw_tensors.from_raw(contents[at], tensor, f"raw_input_contents[{at}]")
-        for at, tensor in enumerate(declared)
+        declared[at].name: raw_tensors.from_raw(
+            contents[entry], declared[at], f"raw_input_contents[{entry}]"
+        )
+        for entry, at in enumerate(here)
     }
 
 
 def _typed_inputs(
-    message: oip.ModelInferRequest, declared: list[DeclaredInput]
+    message: oip.ModelInferRequest, declared: Sequence[DeclaredInput], here: Sequence[int]
 ) -> dict[str, Tensor]:
     return {
-        tensor.name: typed_contents.from_contents(
-            message.inputs[at].contents, tensor, f"inputs[{at}].contents"
+        declared[at].name: typed_contents.from_contents(
+            message.inputs[at].contents, declared[at], f"inputs[{at}].contents"
         )
-        for at, tensor in enumerate(declared)
+        for at in here
     }

@@ -60,6 +60,8 @@ class BatchAttempt:
     failed: str = ""
     """Reason why it will bring no result, as far as this gateway knows; empty if it may."""
     timings: tuple[HopTimes, ...] = ()
+    is_counted: bool = False
+    """Whether it is in the sums of its model, as it is once for all its requests."""
 
 
 class PendingRequest:

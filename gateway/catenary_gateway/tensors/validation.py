@@ -1,19 +1,17 @@
 """Checks of what a request declares, before any byte of its tensors is read.
 
 Endpoints of both protocols call them, so that one mistake has one error message. Fields are named
-as in the request: `inputs[0].shape`. Of a request's parameters Catenary understands `slo_ms`,
-`deadline_unix_ms` and `priority`; all others are ignored, as the protocol demands.
+as in the request: `inputs[0].shape`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.inference import InferenceOptions
 from catenary_services.domain.tensors import (
     ANY,
     ARRAY_DTYPE_OF,
@@ -23,7 +21,7 @@ from catenary_services.domain.tensors import (
     MOST_BYTES_ELEMENTS,
     TensorSpec,
 )
-from catenary_services.errors import DeadlineExceeded, InvalidInput
+from catenary_services.errors import InvalidInput
 
 MAX_ROWS = 65_536
 """Most rows of one request; a request with more is a mistake or an attack."""
@@ -32,6 +30,9 @@ DATATYPES = frozenset((*ARRAY_DTYPE_OF, "BF16"))
 PAIRS = TensorSpec("text", BYTES, (ANY, 2))
 """The other form of the input of a model that judges pairs of texts."""
 _LONGEST_NAME = 100
+NANOSECONDS_PER_MILLISECOND = 1_000_000
+LONGEST_SLO_MS = 3_600_000.0
+"""Longest objective in milliseconds, one hour; longer ones are cut to this."""
 LONGEST_ID = 256
 """Most characters of a request's id, which is echoed, logged and kept for a while."""
 
@@ -170,71 +171,3 @@ def check_id(request_id: str) -> str:
     if len(request_id) > LONGEST_ID:
         raise InvalidInput("id", f"has {len(request_id)} characters, at most {LONGEST_ID} may be")
     return request_id
-
-
-NANOSECONDS_PER_MILLISECOND = 1_000_000
-LONGEST_SLO_MS = 3_600_000.0
-"""Longest objective in milliseconds, one hour; longer ones are cut to this."""
-
-_PRIORITY_LIMIT = 2**31
-
-
-def terms_of(parameters: Mapping[str, object], now_unix_ns: int) -> InferenceOptions:
-    """Returns the options that a request's parameters ask for.
-
-    Args:
-        parameters: Plain values by name.
-        now_unix_ns: Nanoseconds since 1970, to which `deadline_unix_ms` is compared.
-
-    Raises:
-        InvalidInput: A value is of the wrong type or out of range.
-        DeadlineExceeded: `deadline_unix_ms` has passed.
-    """
-    if not parameters:
-        return _DEFAULT
-    slo_ns: int | None = None
-    if "slo_ms" in parameters:
-        slo_ms = _number(parameters["slo_ms"], "slo_ms")
-        if slo_ms <= 0:
-            raise InvalidInput(_field("slo_ms"), "must be greater than 0")
-        slo_ns = max(1, int(min(slo_ms, LONGEST_SLO_MS) * NANOSECONDS_PER_MILLISECOND))
-    if "deadline_unix_ms" in parameters:
-        left_ns = _left(parameters["deadline_unix_ms"], now_unix_ns)
-        slo_ns = left_ns if slo_ns is None else min(slo_ns, left_ns)
-    priority = 0
-    if "priority" in parameters:
-        value = parameters["priority"]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise InvalidInput(_field("priority"), "must be an integer")
-        if not -_PRIORITY_LIMIT <= value < _PRIORITY_LIMIT:
-            raise InvalidInput(_field("priority"), "must fit in 32 bits")
-        priority = value
-    return InferenceOptions(slo_ns, priority)
-
-
-def _left(value: object, now_unix_ns: int) -> int:
-    deadline_ms = _number(value, "deadline_unix_ms")
-    if deadline_ms <= 0:
-        raise InvalidInput(_field("deadline_unix_ms"), "must be milliseconds since 1970")
-    left_ms = deadline_ms - now_unix_ns / NANOSECONDS_PER_MILLISECOND
-    if left_ms <= 0:
-        raise DeadlineExceeded(
-            "deadline_unix_ms had passed when the request arrived", details={"stage": "arrival"}
-        )
-    return max(1, int(min(left_ms, LONGEST_SLO_MS) * NANOSECONDS_PER_MILLISECOND))
-
-
-def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(_field(name), "must be a number")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput(_field(name), "must be finite")
-    # An integer may have any size, which could overflow as a float.
-    return float(min(max(value, -(2**62)), 2**62))
-
-
-def _field(name: str) -> str:
-    return f'parameters["{name}"]'
-
-
-_DEFAULT = InferenceOptions()

@@ -85,7 +85,8 @@ class Tracer:
     ) -> None:
         if exporter is None and otlp_endpoint:
             exporter = _otlp_exporter(otlp_endpoint)
-        self._ratio = sample_ratio
+        self.sample_ratio = sample_ratio
+        """Share of the requests without a caller's decision that are sampled."""
         self._processor: BatchSpanProcessor | None = None
         if exporter is None:
             return
@@ -119,7 +120,7 @@ class Tracer:
             if parent is not None:
                 return parent.child(), parent.span_id
         # This generator is not cryptographic, because ids need to be unique and not secret.
-        sampled = self._ratio > 0.0 and random.random() < self._ratio
+        sampled = self.sample_ratio > 0.0 and random.random() < self.sample_ratio
         return TraceContext(_new_id(128), _new_id(64), sampled), None
 
     def record(  # noqa: PLR0913 - one span is that many facts, all by keyword

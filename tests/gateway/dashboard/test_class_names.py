@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from catenary_gateway.catalog import Catalog
-from catenary_gateway.dashboard.class_names import LONGEST_NAME, ClassNames
+from catenary_gateway.class_names import LONGEST_NAME, ClassNames
 from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.ids import ModelKey

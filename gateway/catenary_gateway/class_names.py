@@ -25,7 +25,7 @@ LONGEST_NAME = 200
 _WAIT_S = 5.0
 _RETRY_NS = 5_000_000_000
 
-_log = get_logger("catenary_gateway.dashboard")
+_log = get_logger("catenary_gateway.class_names")
 
 Names = tuple[str, ...]
 
@@ -39,8 +39,10 @@ class ClassNames:
         self._codecs = codecs
         self._reads: dict[tuple[ModelKey, str], asyncio.Future[Names]] = {}
 
-    async def of(self, name: str, version: str) -> Names:
+    async def of(self, name: str, version: str, wait_s: float = _WAIT_S) -> Names:
         """Returns the names by class number; empty if the model has none.
+
+        Its files are waited for `wait_s` seconds.
 
         Raises:
             ModelNotFound: The model or version is not served.
@@ -50,7 +52,7 @@ class ClassNames:
         self._forget_others()
         read = self._reading(model)
         try:
-            async with asyncio.timeout(_WAIT_S):
+            async with asyncio.timeout(wait_s):
                 # A caller that is cancelled must not cancel the reading that others wait for.
                 return await asyncio.shield(read)
         except TimeoutError:
