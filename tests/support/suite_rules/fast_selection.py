@@ -20,6 +20,7 @@ SLOW_FOLDERS = (
     "compose",
     "deploy",
     "docs",
+    "gateway/constrained",
     "gpu_agent/decoders",
     "gpu_agent/encoders",
     "gpu_agent/executors",
@@ -35,7 +36,7 @@ SLOW_FOLDERS = (
     "services/transport",
     "system",
 )
-"""Folders whose fixtures start Redis, agents or whole clusters, or make models."""
+"""Folders whose tests start Redis, agents, whole clusters or what tries out grammars, or make models."""
 
 RUNTIMES = ("onnxruntime", "onnxruntime_genai", "torch", "transformers", "ctranslate2")
 """Libraries that run models: importing one takes seconds."""
