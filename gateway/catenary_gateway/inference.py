@@ -90,7 +90,7 @@ class ConversionContext(msgspec.Struct, frozen=True):
     default_id: str
     """Id of the request if its message has none."""
     memory: TensorMemory
-    """Where tensors are that are not in the message."""
+    """The shared memory that holds the tensors which are not in the message."""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):
@@ -134,4 +134,4 @@ class OutputFormat(msgspec.Struct, frozen=True):
     """The number of classes to answer instead of each wanted output, 0 for the output itself; () if
     that is all of them."""
     places: tuple[RegionSlice | None, ...] = ()
-    """Where each wanted output is written to instead of the answer; () if that is none of them."""
+    """The slice that each wanted output is written to instead of the answer; () if none is."""

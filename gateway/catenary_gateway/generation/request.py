@@ -84,7 +84,7 @@ class GenerationRequest:
     codec: TextCodec
     options: GenerationOptions
     syntax: AnswerSyntax = field(default_factory=AnswerSyntax)
-    """What the answer may have beside text."""
+    """The forms of whatever the answer may have beside text."""
     choice: int = 0
     """Index among several answers to the prompt; the first is charged for the prompt."""
 

@@ -68,7 +68,7 @@ class ModelTotals:
         self.batches = 0
         """Batches that came back with rows of this gateway."""
         self.latest_unix_ns = 0
-        """When the last request was answered; 0 if none was."""
+        """The time at which the last request was answered; 0 if none was."""
         self.queue = DurationSum()
         self.requests = BatchTotals()
         self.of_batch_size: dict[int, BatchTotals] = {}

@@ -27,7 +27,7 @@ from catenary_services.errors import (
 )
 
 FOLDER = Path("/dev/shm")
-"""Where Linux has the objects that `shm_open` makes."""
+"""The folder in which Linux has the objects that `shm_open` makes."""
 MOST_REGIONS = 1024
 MOST_OF_ONE_KEY = 128
 """Most regions of one API key."""

@@ -26,7 +26,7 @@ class AnswerForm:
     """The form that an answer must have."""
 
     grammar: str = ""
-    """Empty: any."""
+    """The grammar that it must match; empty if any answer will do."""
     field: str = "grammar"
     """The field that describes it."""
 

@@ -68,8 +68,8 @@ class SamplingParameters:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token ids, each at most once, with the values added to their logits before anything else."""
     grammar: str = ""
-    """What the answer must match, in the serial form of llguidance: JSON with "grammars", or Lark.
-    Empty: anything."""
+    """The grammar that the answer must match, in the serial form of llguidance: JSON with
+    "grammars", or Lark. Empty: anything matches."""
     logprobs: int | None = None
     """Every token of the answer comes with its log probability and those of so many of the
     likeliest ones; None: none does."""

@@ -18,7 +18,7 @@ _NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class ModelForms:
-    """What a model writes in its answers beside text."""
+    """The forms of what a model writes in its answers beside text."""
 
     tools: ToolForm | None = None
     """The form of its calls; None if it calls no tools."""

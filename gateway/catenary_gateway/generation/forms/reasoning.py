@@ -15,7 +15,7 @@ _ANSWER = "answer"
 
 
 class ThinkingState(Enum):
-    """How far an answer is with its reasoning."""
+    """The progress of an answer with its reasoning."""
 
     UNDECIDED = auto()
     """Reasoning follows if the model writes its tag."""

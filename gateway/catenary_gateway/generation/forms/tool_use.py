@@ -41,7 +41,7 @@ class ToolUse:
     shown: tuple[ToolDefinition, ...]
     """The tools that the prompt names; one at least."""
     callable: tuple[ToolDefinition, ...]
-    """Those of them that may be called; one at least."""
+    """The tools of these that may be called; one at least."""
     required: bool = False
     """True if the answer must be a call."""
     parallel: bool = True

@@ -1,4 +1,4 @@
-"""What the configuration of an encoder says of the use of its answers."""
+"""The settings of an encoder that say how its answers are used."""
 
 from __future__ import annotations
 

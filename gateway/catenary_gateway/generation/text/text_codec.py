@@ -187,7 +187,7 @@ class TextCodecs:
         self.repository = ModelRepository(repository)
         """The models; whatever brings in missing files supplies them to it."""
         self.grammars = GrammarChecker()
-        """What tries out the grammars that answers are to match."""
+        """The process that tries out the grammars that answers are to match."""
         self.prepare: Callable[[ModelKey], None] = lambda model: None
         """Called on a thread before the files of a model are read."""
         self._loads: dict[ModelKey, asyncio.Future[TextCodec]] = {}

@@ -34,7 +34,7 @@ class MessageWriter:
     """The message, once it is complete."""
     _blocks: list[Document] = field(default_factory=list)
     _pieces: list[str] = field(default_factory=list)
-    """What has come of the last block: text, or the input of a tool."""
+    """The last block as far as it has come: text, or the input of a tool."""
     _is_open: bool = False
     """True while the last block may grow."""
     _calls: bool = False

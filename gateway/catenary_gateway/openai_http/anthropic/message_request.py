@@ -29,7 +29,7 @@ _REFUSED: RefusedFields = {
     "output_format": ((), "is not offered beyond plain text"),
     "thinking": (({"type": "disabled"},), "is not offered"),
 }
-"""What would change the answer and is not offered, with the values that change nothing."""
+"""Fields that would change the answer and are not offered, with the values that change nothing."""
 
 
 def name_of_field(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What all paths that take a prompt or texts have in common.
+"""The steps that all paths have in common which take a prompt or texts.
 
 prompt_calls    from the headers to the session or the data plane
 bodies          bodies as types, and what is refused of them

@@ -19,7 +19,7 @@ ModelName = Annotated[
     str, msgspec.Meta(min_length=1, description="A model, as `name` or `name:version`.")
 ]
 RefusedFields = Mapping[str, tuple[tuple[Any, ...], str]]
-"""For each field the values that change nothing, and why others are refused."""
+"""The values of each field that change nothing, and why others are refused."""
 UserName = Annotated[str | None, msgspec.Meta(description="Whom the request is for; ignored.")]
 
 

@@ -73,7 +73,7 @@ class HttpRoute:
 
     @property
     def summary(self) -> str:
-        """What the route does: the first sentence of its handler's documentation."""
+        """A sentence on what the route does: the first one of its handler's documentation."""
         return summary_of(self.handler)
 
 

@@ -46,7 +46,7 @@ class EncoderBody(msgspec.Struct, kw_only=True):
 
 
 class EncoderRequest(Protocol):
-    """What of every request to an encoder is known once its body was checked."""
+    """A request to an encoder, as far as all of them are alike once their bodies were checked."""
 
     @property
     def model(self) -> str: ...

@@ -1,1 +1,1 @@
-"""What is told of models: the list of them, and tokens by their tokenizers."""
+"""Answers about models: the list of them, and tokens by their tokenizers."""

@@ -85,7 +85,7 @@ class MessageItem(ResponseItem):
 
 
 class ReasoningItem(ResponseItem):
-    """What the model thinks before it answers."""
+    """The reasoning that a model writes before it answers."""
 
     def __init__(self) -> None:
         super().__init__("rs")

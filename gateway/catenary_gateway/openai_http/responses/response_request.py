@@ -50,7 +50,7 @@ _REFUSED: RefusedFields = {
     "top_logprobs": ((0,), "is not offered"),
     "truncation": (("disabled",), "is not offered: nothing of a conversation is left out"),
 }
-"""What would change the answer and is not offered, with the values that change nothing."""
+"""Fields that would change the answer and are not offered, with the values that change nothing."""
 
 
 def name_of_field(name: str) -> str:

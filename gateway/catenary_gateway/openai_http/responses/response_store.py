@@ -17,7 +17,7 @@ import msgspec
 from catenary_gateway.generation.forms.conversations import Message
 
 _OVERHEAD_BYTES = 2048
-"""What a kept response takes beside its texts."""
+"""The memory that a kept response takes beside its texts."""
 _SHARE = 8
 """A response may take this part of all room; a larger one is not kept."""
 
@@ -48,7 +48,7 @@ class ResponseStore:
         self._kept_s = kept_s
         self._clock = clock
         self._kept: dict[str, OrderedDict[str, StoredResponse]] = {}
-        """By key and id, the oldest of each key first."""
+        """The responses by key and id, the oldest of each key first."""
         self._bytes: dict[str, int] = {}
 
     @property

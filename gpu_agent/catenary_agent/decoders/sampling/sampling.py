@@ -82,7 +82,7 @@ class SessionSampler:
         self.allowed: NDArray[np.bool_] | None = None
         """The tokens that may be chosen next, [vocabulary]; None if all may."""
         self.mask: AnswerMask | None = None
-        """What finds these tokens; None without a grammar."""
+        """The mask that finds these tokens; None without a grammar."""
         self._prompt_tokens = prompt_tokens
 
     @property

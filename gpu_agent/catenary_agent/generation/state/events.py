@@ -109,7 +109,7 @@ class SessionsBroken:
 
 @dataclass(frozen=True, slots=True)
 class GrammarCompiled:
-    """It is known which tokens a session's answer may go on with, or that it cannot be known."""
+    """The news which tokens a session's answer may go on with, or that it cannot be known."""
 
     session_id: int
     problem: CatenaryError | None

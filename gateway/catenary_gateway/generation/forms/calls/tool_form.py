@@ -16,7 +16,7 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 class ToolForm(ABC):
-    """How a model writes calls of tools: to read them, to force them, and to show them."""
+    """A way of models to write calls of tools: to read them, to force them, and to show them."""
 
     marks: ClassVar[tuple[str, ...]] = ()
     """Texts around calls, which tokenizers may have as special tokens."""
