@@ -24,7 +24,7 @@ from catenary_gateway.generation.grammar.checker import GrammarModel
 from catenary_gateway.generation.intake import choices_of, request_of
 from catenary_gateway.generation.plane import GenerationStream, SessionPlane
 from catenary_gateway.generation.request import GenerationOptions, GenerationRequest, Prompt
-from catenary_gateway.generation.text.text_codec import TextCodecs
+from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
 from catenary_gateway.inference import InferenceRequest, InferenceResponse, RequestArrival
 from catenary_gateway.observability.outcome_kinds import OK
 from catenary_gateway.tensors.token_tensors import in_order_of_texts, with_tokens
@@ -212,14 +212,36 @@ class AdmittedInference(ConcurrencyPermit):
         Raises:
             InvalidInput: A text is too long.
             NoActivePlan: This gateway cannot read the tokenizer of a model that is given texts.
+            QuotaExceeded: The key does not have the tokens of the request's texts.
             PermissionDenied: The request asks for a higher priority than its key may.
             Overloaded: The model cannot answer more in time.
             CatenaryError: The data plane has no answer.
         """
-        order = None
-        if self.model.given:
-            codec = await self._codecs.of(self.model.key)
-            request, order = await with_tokens(request, codec.tokenizer)
+        if not self.model.given:
+            return await self._submitted(request, arrival)
+        codec = await self.codec()
+        request, order = await with_tokens(request, codec.tokenizer)
+        tokens = sum(request.row_sizes)
+        reserved = self._authorizer.quotas.reserve(self._principal, tokens)
+        used = 0
+        try:
+            response = await self._submitted(request, arrival)
+            used = tokens
+        finally:
+            reserved.settle(used)
+        return in_order_of_texts(response, order, self.model, tokens)
+
+    async def codec(self) -> TextCodec:
+        """Returns the tokenizer of a model that is given texts.
+
+        Raises:
+            NoActivePlan: This gateway cannot read it.
+        """
+        return await self._codecs.of(self.model.key)
+
+    async def _submitted(
+        self, request: InferenceRequest, arrival: RequestArrival
+    ) -> InferenceResponse:
         left_ns = arrival.monotonic_ns + budget_of(request, arrival) - time.monotonic_ns()
         request, fair_permit = self._authorizer.admit_inference(self._principal, request, left_ns)
         self._is_submitted = True
@@ -230,7 +252,7 @@ class AdmittedInference(ConcurrencyPermit):
             raise
         fair_permit.answered()
         self.admission.learn(time.monotonic_ns() - arrival.monotonic_ns)
-        return response if order is None else in_order_of_texts(response, order, self.model)
+        return response
 
     def __exit__(
         self,
