@@ -100,8 +100,10 @@ async def test_rows_are_the_tokens_of_each_text_in_the_order_of_their_lengths(
         made.row_sizes.count(run.tokens) for run in told.texts
     ]
     answer = InferenceResponse(made.model, "id", (order.astype(np.float32),))
-    whole = in_order_of_texts(answer, order, asked.model)
+    tokens = sum(made.row_sizes)
+    whole = in_order_of_texts(answer, order, asked.model, tokens)
     assert whole.model is model
+    assert whole.tokens == tokens
     assert whole.outputs[0].tolist() == list(range(len(texts)))
 
 
