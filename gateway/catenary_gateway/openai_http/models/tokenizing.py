@@ -25,7 +25,7 @@ _REFUSED: RefusedFields = {
     "chat_template": ((), "is not offered: the model's own template is used"),
     "continue_final_message": ((False,), "is not offered"),
     "mm_processor_kwargs": (({},), "is not offered: only text is read"),
-    "tools": (([],), "is not offered: no tool can be called"),
+    "tools": (([],), "is not offered: /v1/messages/count_tokens counts tokens of tools"),
 }
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 

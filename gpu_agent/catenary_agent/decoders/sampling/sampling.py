@@ -2,8 +2,8 @@
 
 Penalties and filters have the meaning and the order of the logits processors of `transformers`:
 bias, repetition penalty, frequency and presence penalty (as vLLM defines them), minimum length,
-bad words, allowed tokens, temperature, top-k, top-p, min-p. `choosing` applies them to the logits
-of a whole step on their device.
+bad words, allowed tokens, the grammar, temperature, top-k, top-p, min-p. `choosing` applies them to
+the logits of a whole step on their device.
 
 Randomness is a function of seed, position and token id alone (`gumbel`). A session that continues
 elsewhere after a loss chooses the same tokens, as far as the logits there are the same.
