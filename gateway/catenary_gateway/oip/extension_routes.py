@@ -53,18 +53,21 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _statistics(request: web.Request) -> web.Response:
+    """Answers sums over the requests to one model, or to each of them."""
     asker, found = enter(request), request.match_info
     name, version = found.get("model", ""), found.get("version", "")
     return json_response(document_of(_of(request).statistics(asker, name, version)))
 
 
 async def _config(request: web.Request) -> web.Response:
+    """Answers the configuration of a model, as Triton describes one."""
     enter(request)
     found = request.match_info
     return json_response(document_of(_of(request).config(found["model"], found.get("version", ""))))
 
 
 async def _index(request: web.Request) -> web.Response:
+    """Answers the models of the repository, and which are ready."""
     enter(request)
     wanted = await _body(request)
     index = _of(request).repository.index(ready_only=wanted.get("ready") is True)
@@ -74,6 +77,7 @@ async def _index(request: web.Request) -> web.Response:
 
 
 async def _load(request: web.Request) -> web.Response:
+    """Orders the scheduler to deploy a model."""
     operator = _enter_to_change(request)
     parameters = _parameters(await _body(request))
     name, repository = request.match_info["model"], _of(request).repository
@@ -82,6 +86,7 @@ async def _load(request: web.Request) -> web.Response:
 
 
 async def _unload(request: web.Request) -> web.Response:
+    """Orders the scheduler to undeploy a model."""
     operator = _enter_to_change(request)
     parameters = _parameters(await _body(request))
     name, repository = request.match_info["model"], _of(request).repository
@@ -90,6 +95,7 @@ async def _unload(request: web.Request) -> web.Response:
 
 
 async def _trace_settings(request: web.Request) -> web.Response:
+    """Answers which requests are traced, after the changes in the body."""
     changes: Document = {}
     if request.method == "POST":
         asker = _enter_to_change(request)
@@ -108,6 +114,7 @@ async def _trace_settings(request: web.Request) -> web.Response:
 
 
 async def _log_settings(request: web.Request) -> web.Response:
+    """Answers the level of the gateway's log, after the changes in the body."""
     if request.method == "POST":
         asker = _enter_to_change(request)
         return json_response(_of(request).log_settings(asker, await _body(request)))
@@ -115,12 +122,14 @@ async def _log_settings(request: web.Request) -> web.Response:
 
 
 async def _regions(request: web.Request) -> web.Response:
+    """Answers the regions of shared memory that the caller has registered."""
     enter(request)
     status = _of(request).region_status(caller(), request.match_info.get("region", ""))
     return json_response([document_of(region) for region in status.regions.values()])
 
 
 async def _register(request: web.Request) -> web.Response:
+    """Registers a region of shared memory."""
     _enter_to_change(request)
     given = await _body(request)
     key = given.get("key")
@@ -137,24 +146,28 @@ async def _register(request: web.Request) -> web.Response:
 
 
 async def _unregister(request: web.Request) -> web.Response:
+    """Forgets one region of the caller's, or all of them."""
     _enter_to_change(request)
     _of(request).unregister(caller(), request.match_info.get("region", ""))
     return json_response({})
 
 
 async def _cuda_regions(request: web.Request) -> web.Response:
+    """Answers no regions: memory of GPUs is not shared."""
     enter(request)
     _of(request).cuda_region_status(request.match_info.get("region", ""))
     return json_response([])
 
 
 async def _register_cuda(request: web.Request) -> web.Response:
+    """Refuses to register memory of a GPU."""
     _enter_to_change(request)
     _of(request).refuse_cuda_region()
     return json_response({})
 
 
 async def _unregister_cuda(request: web.Request) -> web.Response:
+    """Does nothing, as no memory of GPUs is registered."""
     _enter_to_change(request)
     return json_response({})
 

@@ -45,10 +45,12 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _live(request: web.Request) -> web.Response:
+    """Answers while the process lives."""
     return json_response({"live": True})
 
 
 async def _ready(request: web.Request) -> web.Response:
+    """Answers 200 if every deployed model can be served, else 503 with the reason."""
     why_not = request.app[PIPELINE].readiness.why_not
     if not why_not:
         return json_response({"ready": True})
@@ -56,12 +58,14 @@ async def _ready(request: web.Request) -> web.Response:
 
 
 async def _server_metadata(request: web.Request) -> web.Response:
+    """Answers name, version and extensions of the server."""
     enter(request)
     names = request.app[EXTENSIONS].names
     return json_response({"name": "catenary", "version": server_version(), "extensions": names})
 
 
 async def _model_metadata(request: web.Request) -> web.Response:
+    """Answers the inputs and outputs of a model, and all its versions."""
     pipeline = request.app[PIPELINE]
     enter(request)
     name, version = _named(request)
@@ -70,6 +74,7 @@ async def _model_metadata(request: web.Request) -> web.Response:
 
 
 async def _model_ready(request: web.Request) -> web.Response:
+    """Answers 200 if the model can be served now, else 503."""
     pipeline = request.app[PIPELINE]
     enter(request)
     model = pipeline.catalog.find(*_named(request))
@@ -78,6 +83,7 @@ async def _model_ready(request: web.Request) -> web.Response:
 
 
 async def _infer(request: web.Request) -> web.Response:
+    """Infers from JSON, or from Triton's binary tensors behind the JSON."""
     app = request.app
     pipeline = app[PIPELINE]
     arrival = pipeline.arrivals.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
