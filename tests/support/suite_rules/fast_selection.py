@@ -36,7 +36,7 @@ SLOW_FOLDERS = (
     "services/transport",
     "system",
 )
-"""Folders whose tests start Redis, agents, whole clusters or what tries out grammars, or make models."""
+"""Folders whose tests make models, or start Redis, agents, clusters or what tries out grammars."""
 
 RUNTIMES = ("onnxruntime", "onnxruntime_genai", "torch", "transformers", "ctranslate2")
 """Libraries that run models: importing one takes seconds."""
