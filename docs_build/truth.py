@@ -47,7 +47,6 @@ _LONG = "its long form took over 200 s on a busy machine; not run since records 
 UNMEASURED = {
     "sampling": _LONG,
     "migration": _LONG,
-    "texts": "not measured yet on a machine that does nothing else",
 }
 """Benches without a record, with the reason."""
 

@@ -2,7 +2,7 @@
 
 Every row is made by a test that runs the real import and the real executors. The page keeps what
 they found: a test fails where its row is missing or a difference is ten times as large as there,
-and `tests/docs/test_families_page.py` where a row has no test.
+and `tests/docs/pages/test_families_page.py` where a row has no test.
 """
 
 from __future__ import annotations
