@@ -33,7 +33,7 @@ from catenary_services.models.model_repository import ModelRepository
 DATA = Path(".catenary/bench-texts")
 BY_TOKENS, BY_ROWS = ModelKey("minilm", "1"), ModelKey("minilm-rows", "1")
 OF_LIBRARY = 0.9
-"""The least share of the library's throughput (issue 21, check 4)."""
+"""The least share of the library's throughput."""
 _WORDS = sorted(
     words("""
     the of and a to in is was for on that with as it by at from his an were are which this be had or

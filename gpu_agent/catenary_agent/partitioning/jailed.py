@@ -18,12 +18,8 @@ from catenary_services.domain.tensors import ANY, ARRAY_DTYPE_OF
 from catenary_services.errors import InvalidInput
 from catenary_services.jail.orders import JailLimits
 from catenary_services.jail.run import JailedWork, run_jailed
-from catenary_services.models.model_repository import (
-    ExampleShapes,
-    ModelRepository,
-    document_of_table,
-    table_of_document,
-)
+from catenary_services.models.block_document import document_of_table, table_of_document
+from catenary_services.models.model_repository import ExampleShapes, ModelRepository
 
 _T = TypeVar("_T")
 _GIBI = 1 << 30

@@ -210,7 +210,7 @@ class ClusterView:
     @property
     def held_requests(self) -> int:
         """Number of requests that wait for a model to be ready."""
-        return len(self._leader.waiting)
+        return len(self._leader.waiting.requests)
 
     def queued(self, model: ModelKey) -> int:
         """Returns how many requests wait for a model, or for one of its chains."""

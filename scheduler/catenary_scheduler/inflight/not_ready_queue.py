@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from dataclasses import dataclass
 
 from catenary_scheduler.dispatch.events import RequestArrived, SessionRequested
@@ -29,12 +29,8 @@ class NotReadyQueue:
         self._capacity = capacity
         self._longest_ns = longest_ns
         self._waiting: dict[RequestId, _Waiting] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def requests(self) -> list[RequestId]:
-        return list(self._waiting)
+        self.requests: KeysView[RequestId] = self._waiting.keys()
+        """The requests that wait, at every moment."""
 
     def add(self, event: Arrival, now: Nanoseconds) -> None:
         """Lets a request wait.
@@ -47,9 +43,9 @@ class NotReadyQueue:
         until = min(event.deadline_ns - _BEFORE_DEADLINE_NS, now + self._longest_ns)
         self._waiting[event.request] = _Waiting(event, until)
 
-    def discard(self, request: RequestId) -> bool:
-        """Forgets a request; False if it did not wait here."""
-        return self._waiting.pop(request, None) is not None
+    def remove(self, request: RequestId) -> None:
+        """Forgets a request that waits here."""
+        del self._waiting[request]
 
     def release(self, is_ready: Callable[[ModelKey], bool]) -> list[Arrival]:
         """Removes and returns, in order, the requests whose model is ready now."""

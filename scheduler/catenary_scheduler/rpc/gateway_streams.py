@@ -241,7 +241,9 @@ class GatewayStreams:
         request = event.request
         gateway.open.discard(request.number)
         self._registry.sampled.pop(request, None)
-        if not self._deps.waiting.discard(request):
+        if request in self._deps.waiting.requests:
+            self._deps.waiting.remove(request)
+        else:
             self._feed(event, now)
 
     def _submit(

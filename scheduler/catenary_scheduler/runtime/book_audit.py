@@ -179,7 +179,8 @@ class BookAudits:
         deps, remedy = self._deps, remedy_of(leak)
         if leak.request is not None and leak.session is None:
             deps.gateways.forget(leak.request)
-            if deps.waiting.discard(leak.request):
+            if leak.request in deps.waiting.requests:
+                deps.waiting.remove(leak.request)
                 return  # the dispatcher never heard of it
         if isinstance(remedy, CancelBatch):
             message = cancel_batches_message([remedy.batch], deps.epoch())
@@ -207,7 +208,7 @@ def scheduler_holdings(deps: AuditDeps, *, settled: bool) -> SchedulerHoldings:
             batch: agents_of(book.ahead(batch)) for batch in book.batches() if batch not in followed
         },
         in_flight=frozenset(deps.in_flight.batches()),
-        requests=frozenset((*open_requests, *deps.waiting.requests())),
+        requests=frozenset((*open_requests, *deps.waiting.requests)),
         open=deps.gateways.open_requests(),
         agents=frozenset(a for a, record in registry.items() if record.session is not None),
         gateways=deps.gateways.known(),

@@ -81,7 +81,7 @@ class TokenUnits:
     """
 
     tokens: Positive
-    """Tokens of a unit."""
+    """The tokens that one unit has room for."""
     text_tokens: Positive
     """The most tokens of a text."""
 

@@ -49,17 +49,17 @@ from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
 from catenary_services.domain.model import RECOGNISED, BlockTable, ModelManifest
 from catenary_services.domain.packing import packing_goal
 from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
-from catenary_services.domain.tensors import ARRAY_DTYPE_OF
 from catenary_services.errors import InvalidInput, ModelNotFound
-from catenary_services.json_fields import Count, check_version, converted, document_of
+from catenary_services.json_fields import Count, converted
+from catenary_services.models.block_document import (
+    BLOCKS_FILE,
+    document_of_table,
+    table_of_document,
+)
 from catenary_services.models.decoder_document import decoder_of_document, document_of_decoder
 from catenary_services.models.source_record import SourceRecord, decode_source, encode_source
 
 MANIFEST_FILE = "model.yaml"
-BLOCKS_FILE = "blocks.json"
-BLOCKS_VERSION = 1
-BLOCKS_VERSION_OF_UNITS = 2
-"""The version of tables with units, which earlier releases would take for tables of rows."""
 PROFILE_FILE = "profile.json"
 DECODER_FILE = "decoder.json"
 PLATFORMS = ("onnxruntime_onnx", "pytorch_exported", "decoder")
@@ -466,44 +466,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns words for the end of an error about an unknown name; empty if none is near."""
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def document_of_table(table: BlockTable) -> dict[str, Any]:
-    """Returns the JSON form of a table."""
-    version = BLOCKS_VERSION if table.units is None else BLOCKS_VERSION_OF_UNITS
-    document = {"version": version, **document_of(table)}
-    if not table.kernels:
-        del document["kernels"]
-    if table.units is None:
-        del document["units"]
-    document["boundaries"] = [
-        {"row_bytes": each["row_bytes"], "tensors": each["tensors"]}
-        for each in document["boundaries"]
-    ]
-    return document
-
-
-def table_of_document(document: Any, where: str = BLOCKS_FILE) -> BlockTable:
-    """Returns the block table in its JSON form.
-
-    Raises:
-        InvalidInput: A key is missing, of the wrong type or inconsistent; the field names it.
-    """
-    has_units = isinstance(document, dict) and document.get("units") is not None
-    check_version(document, BLOCKS_VERSION_OF_UNITS if has_units else BLOCKS_VERSION, where)
-    table = converted(document, BlockTable, where)
-    for i, boundary in enumerate(table.boundaries):
-        for j, tensor in enumerate(boundary.tensors):
-            if tensor.datatype not in ARRAY_DTYPE_OF:
-                named = f"{where}.boundaries[{i}].tensors[{j}].datatype"
-                raise InvalidInput(named, f"{tensor.datatype!r} is not a datatype of tensors")
-    if table.blocks < 1 or len(table.compute_ns) != table.blocks:
-        raise InvalidInput(f"{where}.compute_ns", "does not have one entry per block")
-    if len(table.kernels) not in (0, table.blocks):
-        raise InvalidInput(f"{where}.kernels", "does not have one list per block")
-    if table.units is not None and not table.batched:
-        raise InvalidInput(f"{where}.units", "is only for models that are batched")
-    return table
 
 
 def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 from collections.abc import Sequence
@@ -14,16 +15,15 @@ import pytest
 from catenary_agent.encoders import importing
 from catenary_agent.encoders.export_worker import EncoderAnswer, head_of
 from catenary_agent.encoders.importing import EncoderOptions, import_encoder
-from catenary_agent.executors.device import Device
-from catenary_agent.executors.loading import load_executor
 from catenary_agent.partitioning import jailed
 from catenary_agent.preparing import cutting, prepare
-from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import TokenUnits
 from catenary_services.domain.tensors import ANY
 from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 from compared_models.encoders import CASES, REFUSED, expected, tokens_of
+from compared_models.graphs import parts
 from compared_models.page import Row, check_refused, check_written, largest_difference
 from small_models.jail_here import run_here
 from small_models.text_models import minilm_folder, write_encoder
@@ -48,18 +48,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_parts(repository: ModelRepository, tokens: dict[str, Any], cuts: Sequence[int]) -> Any:
-    table = repository.block_table(KEY)
-    values = [np.asarray(tokens[spec.name]) for spec in table.boundaries[0].tensors]
-    edges = [0, *cuts, table.blocks]
-    for first, last in itertools.pairwise(edges):
-        executor = load_executor(
-            repository,
-            PartitionKey(KEY, first, last),
-            device=Device.parse("cpu"),
-            float16_boundaries=False,
-        )
-        values = executor.run(values)
-    return values[0]
+    arrays = {name: np.asarray(values) for name, values in tokens.items()}
+    return parts(repository, cuts, arrays, KEY)[0]
 
 
 def inputs_of(repository: ModelRepository) -> list[str]:

@@ -111,14 +111,15 @@ def test_the_waiting_room_is_bounded_in_number_and_time() -> None:
     # A little before its deadline, so that the reason is heard and not just that it was too late.
     assert [event.request.number for event in room.expire(20 * SECOND - SECOND // 10)] == [2]
     assert [event.request.number for event in room.expire(50 * SECOND)] == [1]
-    assert len(room) == 0
+    assert not room.requests
 
 
 def test_waiting_requests_leave_in_order_when_their_model_is_ready() -> None:
     room = NotReadyQueue(capacity=9, longest_ns=50)
     for number in (3, 1, 2):
         room.add(arrival(number), now=0)
-    assert room.discard(RequestId(GatewayId("g"), 1))
+    room.remove(RequestId(GatewayId("g"), 1))
+    assert [request.number for request in room.requests] == [3, 2]
     assert room.release(lambda model: False) == []
     assert [event.request.number for event in room.release(lambda model: True)] == [3, 2]
 

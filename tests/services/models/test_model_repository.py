@@ -12,11 +12,8 @@ from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.model import BlockTable, Boundary, ModelManifest, TokenUnits
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.errors import InvalidInput, ModelNotFound
-from catenary_services.models.model_repository import (
-    ModelRepository,
-    document_of_table,
-    table_of_document,
-)
+from catenary_services.models.block_document import document_of_table, table_of_document
+from catenary_services.models.model_repository import ModelRepository
 
 KEY = ModelKey("net", "1")
 MS = 1_000_000

@@ -72,14 +72,16 @@ def difference(repository: ModelRepository, inputs: Arrays, expected: list[np.nd
     return worst
 
 
-def parts(repository: ModelRepository, cuts: Sequence[int], inputs: Arrays) -> list[np.ndarray]:
+def parts(
+    repository: ModelRepository, cuts: Sequence[int], inputs: Arrays, key: ModelKey = KEY
+) -> list[np.ndarray]:
     """Returns what parts between the cuts make of a request, one after the other."""
-    table = repository.block_table(KEY)
+    table = repository.block_table(key)
     values = [inputs[tensor.name] for tensor in table.boundaries[0].tensors]
     for first, last in itertools.pairwise([0, *cuts, table.blocks]):
         executor = load_executor(
             repository,
-            PartitionKey(KEY, first, last),
+            PartitionKey(key, first, last),
             device=Device.parse("cpu"),
             float16_boundaries=False,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 LONGEST = (
+    "tests/gpu_agent/partitioning/test_compared_graphs.py",
     "tests/gpu_agent/partitioning/test_exactness.py",
     "tests/gpu_agent/decoders/sampling/test_sampler_sizes.py",
     "tests/gpu_agent/decoders/model_files/test_sizes.py",

@@ -234,12 +234,16 @@ async def test_a_corrupt_model_on_one_agent_is_named_and_the_others_serve(tmp_pa
         running.client() as client,
         prepared_load(running, shape) as load,
     ):
+
+        async def is_named() -> bool:
+            return "partition_failed" in running["agent-1"].log.read_text()
+
         async with load.running():
             await load.for_s(AFTER_S)
+            await until(is_named, 90.0, "the corrupt model being named")
         load.report(test, 0.0)
         load.nothing_was_lost()
         assert running["agent-1"].is_running
-        assert "partition_failed" in running["agent-1"].log.read_text()
         await nothing_is_booked(client)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from catenary_scheduler.dispatch.pooled.routes import Route
@@ -13,6 +14,9 @@ from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.model import TokenUnits
 
 _Key = tuple[int, Nanoseconds, int, int]
+
+_MOST_LOOKED_AT = 256
+"""The most ranges of texts that are looked at for one batch."""
 
 
 class WaitingRows(NamedTuple):
@@ -83,15 +87,17 @@ class RowQueue:
         if units is None:
             rows = self._rows_due(finish)
             return WaitingRows(rows, rows >= limit, False)
-        batch = self._packed(route, units, limit, finish)
+        _, batch = self._packed(route, units, limit, finish)
         size = units.of(batch.rows, batch.tokens)
         return WaitingRows(size, batch.is_full, batch.leaves_rows)
 
     def _packed(
         self, route: Route, units: TokenUnits, limit: int, finish: Nanoseconds
-    ) -> TextBatch:
-        ranges = (self._entries[at][1] for at in self._joining(finish))
-        return pack_texts(ranges, units, limit, route.chain.least_work_ns)
+    ) -> tuple[list[int], TextBatch]:
+        """Returns the places of the entries looked at, and the batch that is made of these."""
+        places = list(islice(self._joining(finish), _MOST_LOOKED_AT))
+        ranges = [self._entries[at][1] for at in places]
+        return places, pack_texts(ranges, units, limit, route.chain.least_work_ns)
 
     def _joining(self, finish: Nanoseconds) -> Iterator[int]:
         """Yields the places of entries that may be in a batch that ends at `finish`."""
@@ -120,10 +126,10 @@ class RowQueue:
         """
         if route.units is None:
             return self._take_rows(size, finish), 0
-        batch = self._packed(route, route.units, size, finish)
-        places = list(zip(self._joining(finish), batch.counts, strict=False))
+        places, batch = self._packed(route, route.units, size, finish)
         taken: list[RowRange] = []
-        for at, count in reversed(places):  # places behind one that is dropped change
+        # Places behind one that is dropped change.
+        for at, count in zip(reversed(places), reversed(batch.counts), strict=True):
             if count:
                 taken.append(self._take_from(at, count))
         taken.reverse()

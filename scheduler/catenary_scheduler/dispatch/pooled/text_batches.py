@@ -13,15 +13,11 @@ turn with the next batch, as its head if need be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 from catenary_scheduler.dispatch.pooled.tracking import RowRange
 from catenary_services.domain.ids import Nanoseconds
 from catenary_services.domain.model import TokenUnits
-
-_MOST_LOOKED_AT = 256
-"""The most ranges of rows that are looked at for one batch."""
 
 
 class TextBatch:
@@ -59,7 +55,7 @@ def _first_tokens(rows: RowRange, units: TokenUnits) -> int:
 
 
 def pack_texts(
-    ranges: Iterable[RowRange],
+    ranges: Sequence[RowRange],
     units: TokenUnits,
     limit: int,
     work_ns: Sequence[Nanoseconds],
@@ -74,13 +70,12 @@ def pack_texts(
         work_ns: What a batch of 1, 2, .. units takes.
     """
     room = limit * units.tokens
-    parts = list(islice(ranges, _MOST_LOOKED_AT))
-    tokens = [_first_tokens(part, units) for part in parts]
+    tokens = [_first_tokens(part, units) for part in ranges]
     head = tokens[0]
     nearest = [((each > head, abs(each - head)), at) for at, each in enumerate(tokens) if at]
-    batch = TextBatch(len(parts))
+    batch = TextBatch(len(ranges))
     for at in [0, *[at for _, at in sorted(nearest)]]:
-        part = parts[at]
+        part = ranges[at]
         batch.counts[at] = _join(batch, part, units, room, work_ns)
         batch.leaves_rows = batch.leaves_rows or batch.counts[at] < part.count
         batch.is_full = (batch.rows + 1) * batch.tokens > room

@@ -77,7 +77,7 @@ async def test_requests_wait_for_a_model_that_loads(configured: Configured, crow
     async with scheduler(configured()) as process:
         gateway = await crowd.gateway(process.port)
         await gateway.submit(1)
-        await until(lambda: len(process.leader().waiting) == 1, "the request waits")
+        await until(lambda: len(process.leader().waiting.requests) == 1, "the request waits")
         await crowd.agent(process.port, "agent-0")
         await gateway.dispatched(1)
 
