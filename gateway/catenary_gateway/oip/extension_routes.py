@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from aiohttp import web
 
@@ -203,7 +204,7 @@ def _parameters(document: Document) -> Mapping[str, object]:
 
 def _texts(value: object, name: str) -> list[str]:
     """Returns the value of a trace setting: a text, some texts, or none to have the first again."""
-    values = [] if value is None else value if isinstance(value, list) else [value]
+    values: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(each, str) for each in values):
         raise InvalidInput(name[:100], "must be a text, or a list of texts")
     return values

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from google.protobuf.descriptor import FieldDescriptor
+from typing import Any
+
 from google.protobuf.message import Message
 
 from catenary_gateway.catalog import Model
@@ -88,11 +89,11 @@ def document_of(message: Message) -> Document:
     return document
 
 
-def _value(field: FieldDescriptor, value: object) -> object:
+def _value(field: Any, value: object) -> object:
     if isinstance(value, Message):
         return document_of(value)
     if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name  # type: ignore[index]
+        return field.enum_type.values_by_number[value].name
     return value
 
 

@@ -66,7 +66,7 @@ def largest(
 
 def _descending(rows: Tensor) -> NDArray[np.intp]:
     if rows.dtype.kind == "f":
-        return np.argsort(-rows, axis=1, kind="stable")
+        return np.argsort(np.negative(rows), axis=1, kind="stable")
     # The least integer has no negative, so rows are sorted backwards and turned round twice.
     backwards = np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]
     turned: NDArray[np.intp] = rows.shape[1] - 1 - backwards

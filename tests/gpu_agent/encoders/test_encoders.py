@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path

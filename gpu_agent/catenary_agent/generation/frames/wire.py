@@ -77,7 +77,8 @@ class TokenFrame(SessionFrame):
     @property
     def session_ids(self) -> tuple[int, ...]:
         if self.for_gateway:
-            return tuple(each.spec.session_id for each in (*self.prompt_scores, *self.tokens))
+            scored = [each.spec.session_id for each in self.prompt_scores]
+            return (*scored, *(each.spec.session_id for each in self.tokens))
         # A finished session has all its tokens; the scheduler orders its slots there to be freed.
         return tuple(each.spec.session_id for each in self.tokens if not each.finish_reason)
 

@@ -269,8 +269,8 @@ class LoopOutput:
     """Frames to be released on the event loop."""
 
     def __bool__(self) -> bool:
-        outward = self.rows or self.tokens or self.caches or self.moves or self.messages
-        outward = outward or self.prompt_scores
+        sent = self.rows or self.tokens or self.caches or self.moves
+        told = self.messages or self.prompt_scores
         inward = self.gone or self.opened or self.steps or self.consumed
         counted = self.handed_over or self.taken_over or self.moved or self.moves_failed
-        return bool(outward or inward or counted) or self.consumed_bytes > 0
+        return bool(sent or told or inward or counted) or self.consumed_bytes > 0

@@ -217,7 +217,7 @@ class CallParser(ABC):
         """
         inner = known.get("function")
         known = inner if isinstance(inner, dict) else known
-        arguments = next((known[key] for key in _ARGUMENTS if known.get(key)), {})
+        arguments: object = next((known[key] for key in _ARGUMENTS if known.get(key)), {})
         if isinstance(arguments, str):
             arguments = json_value(arguments, _INVALID)
         name = known.get("name")
