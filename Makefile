@@ -9,7 +9,7 @@ TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
 
-.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser chaos fuzz bench deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -101,10 +101,12 @@ deploy-check: $(NATIVE) $(DEPLOY_TOOLS) ## lints and renders the chart, validate
 
 # ONLY=fault,fault repeats some of them; python tests/system/chaos.py --help says what else there is.
 SEED ?= 1
-MINUTES ?= 8
-chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MINUTES=, ONLY=; SOAK=1: none, slopes)
-	PYTHONPATH=tests/support $(BIN)/python tests/system/chaos.py --seed $(SEED) --minutes $(MINUTES) \
+chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MINUTES=8, ONLY=; SOAK=1: none, slopes)
+	PYTHONPATH=tests/support $(BIN)/python tests/system/chaos.py --seed $(SEED) --minutes $(or $(MINUTES),8) \
 	  --json build/chaos/$(if $(SOAK),soak,seed-$(SEED)).json $(if $(SOAK),--soak) $(if $(ONLY),--only $(ONLY))
+
+fuzz: $(NATIVE) $(TOOLS) ## schemathesis against /openapi.json of a small cluster: no errors of the server (SEED=, MINUTES=10)
+	PYTHONPATH=tests/support $(BIN)/python tests/system/fuzz.py --seed $(SEED) --minutes $(or $(MINUTES),10)
 
 bench: $(NATIVE) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--out docs/benchmarks.json)

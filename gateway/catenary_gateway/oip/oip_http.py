@@ -16,6 +16,7 @@ from catenary_gateway.endpoints.http_calls import (
 from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.oip import extension_routes, oip_json
 from catenary_gateway.oip.extension_routes import EXTENSIONS
+from catenary_gateway.oip.route_schemas import BINARY
 from catenary_services.errors import InvalidInput
 
 JSON_SIZE = "Inference-Header-Content-Length"
@@ -78,8 +79,10 @@ async def _model_ready(request: web.Request) -> web.Response:
     pipeline = request.app[PIPELINE]
     enter(request)
     model = pipeline.catalog.find(*_named(request))
-    document = {"name": model.key.name, "ready": model.ready}
-    return json_response(document, status=200 if model.ready else 503)
+    if model.ready:
+        return json_response({"name": model.key.name, "ready": True})
+    document = {"name": model.key.name, "ready": False, "error": model.not_ready_reason}
+    return json_response(document, status=503)
 
 
 async def _infer(request: web.Request) -> web.Response:
@@ -113,7 +116,7 @@ async def _infer(request: web.Request) -> web.Response:
     if json_size is None:
         return web.Response(body=document, content_type="application/json", headers=headers)
     headers[JSON_SIZE] = str(json_size)
-    return web.Response(body=document, content_type="application/octet-stream", headers=headers)
+    return web.Response(body=document, content_type=BINARY, headers=headers)
 
 
 def _json_size(request: web.Request, body: bytes) -> int | None:

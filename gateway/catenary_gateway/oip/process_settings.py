@@ -20,6 +20,7 @@ _FIXED_TRACE = {
     "trace_file": "",
     "trace_mode": "opentelemetry",
 }
+TRACE_NAMES = ("trace_level", "trace_rate", *_FIXED_TRACE)
 _FIXED_LOG: Mapping[str, bool | int | str] = {"log_file": "", "log_format": "ISO8601"}
 _LOWEST_RATE, _HIGHEST_RATE = 1, 2**31 - 1
 _FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}

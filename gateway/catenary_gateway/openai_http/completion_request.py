@@ -76,7 +76,7 @@ def chat_of(fields: Fields) -> CompletionRequest:
     Raises:
         InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
-    refuse(fields, "chat")
+    refuse(fields, "chats")
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     messages = messages_of(fields.get("messages"))
     variables = mapping(fields, "chat_template_kwargs")

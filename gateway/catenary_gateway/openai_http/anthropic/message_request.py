@@ -14,22 +14,14 @@ from catenary_gateway.openai_http.anthropic.message_input import (
     chat_tool_choice,
     chat_tools,
 )
-from catenary_gateway.openai_http.calls.bodies import ModelName, RefusedFields, refuse, typed
+from catenary_gateway.openai_http.calls.bodies import ModelName, typed
 from catenary_gateway.openai_http.calls.prompt_calls import fields_called
 from catenary_gateway.openai_http.completion_request import CompletionRequest, chat_of
 from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.parameters import refuse
 
 _NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
 _FUNCTION = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
-_REFUSED: RefusedFields = {
-    "container": ((), "is not offered"),
-    "context_management": (({},), "is not offered: nothing of a conversation is left out"),
-    "mcp_servers": (([],), "is not offered: tools are the client's"),
-    "output_config": (({},), "is not offered"),
-    "output_format": ((), "is not offered beyond plain text"),
-    "thinking": (({"type": "disabled"},), "is not offered"),
-}
-"""Fields that would change the answer and are not offered, with the values that change nothing."""
 
 
 def name_of_field(name: str) -> str:
@@ -79,7 +71,7 @@ def message_of(fields: Fields) -> CompletionRequest:
         InvalidInput: A field is missing, wrong, or asks for what is not offered; one that chats
             have has its name there (`name_of_field`).
     """
-    refuse(fields, _REFUSED)
+    refuse(fields, "messages")
     body = typed(fields, MessageBody)
     chat = _conversation(body) | {
         "max_completion_tokens": body.max_tokens,
@@ -98,7 +90,7 @@ def conversation_of(fields: Fields) -> CompletionRequest:
     Raises:
         InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
-    refuse(fields, _REFUSED)
+    refuse(fields, "messages")
     return _checked(_conversation(typed(fields, ConversationBody)))
 
 

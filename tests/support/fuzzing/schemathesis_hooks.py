@@ -1,0 +1,50 @@
+"""What schemathesis is told of our gateway; its own process imports this (`SCHEMATHESIS_HOOKS`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import schemathesis
+
+from fuzzing.likely_values import sharpen
+
+FACTS = json.loads(os.environ["CATENARY_FUZZ"])
+CHANGING = ("/v2/trace/setting", "/v2/logging", "/v2/systemsharedmemory/unregister")
+"""What the operator's key is used for: settings of this gateway, and regions that nobody has.
+
+Models are loaded and unloaded with a key that may not, since without models nothing is left to be
+asked; so are the settings of single models looked at.
+"""
+NOT_OFFERED = ("/load", "/unload", "/trace/setting", "/logging", "/register", "/infer")
+LIMITED = ("slo_ms", "timeout", "deadline_unix_ms")
+"""Parameters by which a request itself says that it is too late to try again."""
+
+
+@schemathesis.hook
+def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
+    sharpen(raw_schema, FACTS["models"], FACTS["region"], FACTS["picture"])
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
+    key = FACTS["operator" if case.operation.path in CHANGING else "caller"]
+    case.headers = {**(case.headers or {}), "Authorization": f"Bearer {key}"}
+
+
+@schemathesis.check
+def answers_as_documented(ctx: Any, response: Any, case: Any) -> None:
+    """What the description promises beyond its schemas."""
+    path, status = case.operation.path, response.status_code
+    assert "internal error, id" not in response.text, "an internal error is in the answer"
+    assert status != 501 or path.endswith(NOT_OFFERED), "501 is not documented here"
+    assert status not in (503, 504) or "retry-after" in response.headers or _is_limited(case), (
+        f"{status} without Retry-After"
+    )
+    assert status != 200 or not path.endswith(("/load", "/unload")), "a caller changed the cluster"
+
+
+def _is_limited(case: Any) -> bool:
+    parameters = case.body.get("parameters") if isinstance(case.body, dict) else None
+    return isinstance(parameters, dict) and any(name in parameters for name in LIMITED)
