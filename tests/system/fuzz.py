@@ -47,17 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _fuzz(options: argparse.Namespace, folder: Path, fuzzed: FuzzedCluster) -> int:
     spec = json.loads(fuzzed.request("GET", f"/v2/models/{IMAGES}", fuzzed.caller))["inputs"][0]
     shared = {"shared_memory_region": REGION, "shared_memory_byte_size": fuzzed.picture_bytes}
-    facts = {
-        "caller": fuzzed.caller,
-        "operator": fuzzed.operator,
+    likely = {
+        "chats": [CHATS.name],
+        "encoders": [SENTENCES.name, JUDGE.name],
+        "inferred": [WORDS.name, IMAGES],
         "region": REGION,
         "picture": {**spec, "shape": [1, *spec["shape"][1:]], "parameters": shared},
-        "models": {
-            "chats": [CHATS.name],
-            "encoders": [SENTENCES.name, JUDGE.name],
-            "inferred": [WORDS.name, IMAGES],
-        },
     }
+    facts = {"caller": fuzzed.caller, "operator": fuzzed.operator, "likely": likely}
     statuses = json.dumps(REFUSALS)
     (folder / "schemathesis.toml").write_text(
         "[checks.not_a_server_error]\n"

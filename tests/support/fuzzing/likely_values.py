@@ -1,12 +1,14 @@
-"""Values that mean something to the models of the fuzzed cluster, for the OpenAPI document.
+"""Values that mean something to the models of the fuzzed cluster, and requests with some of them.
 
-Each is put beside what the document says of its field, which is then as wide as it was: what is
-valid and what is not stays the document's own.
+What is drawn from the description alone names no model that is there, so that little of it is read.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+
+from hypothesis import strategies as st
 
 Document = dict[str, Any]
 
@@ -54,15 +56,16 @@ _SAMPLED = {
     "temperature": [0, 0.7],
     "stop": ["x", ["a", "b"]],
     "logit_bias": [{"20": 1.5}],
-    "tools": [[_TOOL]],
-    "tool_choice": _CHOICES,
     "stream": [True],
     "n": [1, 2],
 }
+_REQUIRED = ("messages", "prompt", "text_1", "text_2", "query", "documents", "tokens")
 LIKELY: dict[str, dict[str, list[Any]]] = {
     "ChatCompletionsBody": _SAMPLED
     | {
         "messages": _SAID,
+        "tools": [[_TOOL]],
+        "tool_choice": _CHOICES,
         "max_completion_tokens": [1, 9],
         "logprobs": [True],
         "top_logprobs": [0, 3],
@@ -110,41 +113,69 @@ LIKELY: dict[str, dict[str, list[Any]]] = {
     "TokenizeBody": {"prompt": ["hi"], "messages": _SAID},
     "DetokenizeBody": {"tokens": [[20, 21]]},
 }
-"""Some values of the fields of each body, beside any."""
+"""Some values of the fields of each body, by the name of its schema."""
 _INPUTS = [
     [{"name": "words", "datatype": "BYTES", "shape": [1, 2], "data": ["Cat", "dog"]}],
     [{"name": "text", "datatype": "BYTES", "shape": [2], "data": _TEXTS}],
     [{"name": "text", "datatype": "BYTES", "shape": [1, 2], "data": _TEXTS}],
 ]
-ENCODING = ("EmbeddingBody", "ScoreBody", "RerankBody")
+_ENCODED = ("EmbeddingBody", "ScoreBody", "RerankBody")
+_MOST_LIKELY, _MOST_OTHER = 4, 2
 
 
-def sharpen(document: Document, models: dict[str, list[str]], region: str, picture: Any) -> None:
-    """Adds likely values to an OpenAPI document, in place.
+@dataclass(frozen=True)
+class LikelyRequests:
+    """Requests that a cluster can answer.
 
     Args:
-        document: The document.
-        models: Names of models: those that are "chats", "encoders", and "inferred" by tensors.
+        chats: Names of models that generate text.
+        encoders: Names of encoders.
+        inferred: Names of models that are given tensors.
         region: The name of a region of shared memory.
-        picture: An input of the last model that is in it.
+        picture: An input of one of these models that is in it.
     """
-    schemas = document["components"]["schemas"]
-    for name, fields in LIKELY.items():
-        properties = schemas[name]["properties"]
-        _add(properties, "model", models["encoders" if name in ENCODING else "chats"])
-        for field, values in fields.items():
-            _add(properties, field, values)
-    every = [name for names in models.values() for name in names]
-    likely = {"model": every, "version": ["1"], "region": [region, "other"]}
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            for parameter in operation.get("parameters", ()):
-                _add(parameter, "schema", likely.get(parameter["name"], []))
-            if path.endswith("/infer"):
-                body = operation["requestBody"]["content"]["application/json"]["schema"]
-                _add(body["properties"], "inputs", [*_INPUTS, [picture]])
 
+    chats: list[str]
+    encoders: list[str]
+    inferred: list[str]
+    region: str
+    picture: Any
 
-def _add(place: Document, field: str, values: list[Any]) -> None:
-    if values:
-        place[field] = {"anyOf": [{"enum": values}, place[field]]}
+    def in_path(self, given: Document) -> st.SearchStrategy[Document]:
+        """The parameters of a path, some of them with names of what is there."""
+        names = [*self.chats, *self.encoders, *self.inferred]
+        likely = {"model": names, "version": ["1"], "region": [self.region]}
+        return st.fixed_dictionaries(
+            {name: st.sampled_from([*likely.get(name, ()), value]) for name, value in given.items()}
+        )
+
+    def bodies(self, name: str, given: Document) -> st.SearchStrategy[Document]:
+        """Bodies with likely values in the place of most of those that were given.
+
+        Args:
+            name: The name of the body's schema; "" for that of an inference.
+            given: The body as it was drawn, valid or not.
+        """
+        fields = dict(LIKELY.get(name, {}))
+        if name in LIKELY:
+            fields["model"] = list(self.encoders if name in _ENCODED else self.chats)
+        elif "inputs" in given:
+            fields["inputs"] = [*_INPUTS, [self.picture]]
+        if not fields:
+            return st.just(given)
+        needed = [field for field in fields if field in ("model", "input", "inputs", *_REQUIRED)]
+        optional = [field for field in fields if field not in needed]
+
+        @st.composite
+        def body(draw: st.DrawFn) -> Document:
+            others = st.sampled_from(sorted(given)) if given else st.nothing()
+            kept = draw(st.lists(others, max_size=_MOST_OTHER)) if given else []
+            chosen = (
+                draw(st.lists(st.sampled_from(optional), max_size=_MOST_LIKELY)) if optional else []
+            )
+            likely = {field: draw(st.sampled_from(fields[field])) for field in [*needed, *chosen]}
+            return likely | {field: given[field] for field in kept}
+
+        # As it was but for the model, or nearly all of it likely.
+        known = given | {"model": fields["model"][0]} if given.get("model") else given
+        return st.one_of(st.just(known), body())

@@ -7,10 +7,12 @@ import os
 from typing import Any
 
 import schemathesis
+from hypothesis import strategies as st
 
-from fuzzing.likely_values import sharpen
+from fuzzing.likely_values import LikelyRequests
 
 FACTS = json.loads(os.environ["CATENARY_FUZZ"])
+LIKELY = LikelyRequests(**FACTS["likely"])
 CHANGING = ("/v2/trace/setting", "/v2/logging", "/v2/systemsharedmemory/unregister")
 """What the operator's key is used for: settings of this gateway, and regions that nobody has.
 
@@ -22,9 +24,32 @@ LIMITED = ("slo_ms", "timeout", "deadline_unix_ms")
 """Parameters by which a request itself says that it is too late to try again."""
 
 
+BODIES: dict[tuple[str, str], str] = {}
+"""The names of the schemas of bodies, by method and path."""
+
+
 @schemathesis.hook
 def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
-    sharpen(raw_schema, FACTS["models"], FACTS["region"], FACTS["picture"])
+    for path, operations in raw_schema["paths"].items():
+        for method, operation in operations.items():
+            content = operation.get("requestBody", {}).get("content", {})
+            reference = content.get("application/json", {}).get("schema", {}).get("$ref", "")
+            BODIES[method.upper(), path] = reference.rpartition("/")[2]
+
+
+@schemathesis.hook
+def flatmap_case(context: Any, case: Any) -> st.SearchStrategy[Any]:
+    operation = case.operation
+    name = BODIES[operation.method.upper(), operation.path]
+    is_object = isinstance(case.body, dict)
+    bodies = LIKELY.bodies(name, case.body) if is_object else st.just(case.body)
+    paths = LIKELY.in_path(case.path_parameters) if case.path_parameters else st.just({})
+
+    def changed(values: tuple[Any, Any]) -> Any:
+        case.body, case.path_parameters = values
+        return case
+
+    return st.tuples(bodies, paths).map(changed)
 
 
 @schemathesis.hook
