@@ -33,7 +33,7 @@ IDLE_S = 30.0
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="fuzz-"))
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="fuzz-"))).resolve()
     with fuzzed_cluster(folder / "cluster") as fuzzed:
         found = _fuzz(options, folder, fuzzed) != 0
         wrong = [*_left_behind(fuzzed), *_logged(fuzzed)]
