@@ -1,4 +1,4 @@
-"""What the routes of the Open Inference Protocol take and answer, as OpenAPI describes it.
+"""Bodies and answers of the routes of the Open Inference Protocol, as OpenAPI describes them.
 
 Bodies are checked field by field in this folder, against the model that the path names. So these
 schemas say what holds of every model.
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 from aiohttp import web
 
-from catenary_gateway.endpoints.described_routes import DescribedRoute
 from catenary_gateway.endpoints.json_schemas import (
     ANY_OBJECT,
     COUNT,
@@ -22,6 +21,7 @@ from catenary_gateway.endpoints.json_schemas import (
     nullable,
     record,
 )
+from catenary_gateway.endpoints.route_descriptions import RouteDescription
 from catenary_gateway.oip.process_settings import TRACE_NAMES, LogSettings
 from catenary_gateway.tensors.validation import DATATYPES, LONGEST_ID
 
@@ -94,13 +94,13 @@ ANSWERS: Mapping[str, Schema] = {
     "/v2/models/{model}": _METADATA,
     "/versions/{version}": _METADATA,
 }
-"""What is answered with status 200, by how paths end; of others it is an empty object."""
+"""Answers with status 200, by how paths end; all others are empty objects."""
 
 
-def described(routes: Iterable[web.RouteDef]) -> list[DescribedRoute]:
+def described(routes: Iterable[web.RouteDef]) -> list[RouteDescription]:
     """Returns the routes of this folder with what is said about them."""
     return [
-        DescribedRoute(
+        RouteDescription(
             route,
             _of(ANSWERS, route.path) or ANY_OBJECT,
             _of(BODIES, route.path) if route.method == "POST" else None,

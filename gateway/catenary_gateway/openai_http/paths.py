@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from catenary_gateway.endpoints.described_routes import DescribedRoute
 from catenary_gateway.endpoints.http_calls import json_response
+from catenary_gateway.endpoints.route_descriptions import RouteDescription
 from catenary_gateway.openai_http.anthropic.message_calls import answer_message, count_tokens
 from catenary_gateway.openai_http.anthropic.message_request import ConversationBody, MessageBody
 from catenary_gateway.openai_http.completion_request import chat_of, completion_of
@@ -64,7 +64,7 @@ ROUTES = (
 )
 
 
-def routes(others: Sequence[DescribedRoute] = ()) -> list[web.RouteDef]:
+def routes(others: Sequence[RouteDescription] = ()) -> list[web.RouteDef]:
     """Returns all routes, with those that describe them.
 
     Args:

@@ -108,7 +108,7 @@ ANSWERS: dict[tuple[str, str], Schema] = {
     ("GET", "/v1/models/{model}"): _MODEL,
     ("GET", "/version"): record(version=TEXT),
 }
-"""What each path answers with status 200, unless it is a stream of events."""
+"""The answer of each path with status 200, unless it is a stream of events."""
 
 ERRORS: dict[str, Schema] = {
     "OpenAIError": record(

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from catenary_gateway.endpoints.described_routes import DescribedRoute, summary_of
 from catenary_gateway.endpoints.error_forms import error_form
 from catenary_gateway.endpoints.json_schemas import (
     ANY_OBJECT,
@@ -22,6 +21,7 @@ from catenary_gateway.endpoints.json_schemas import (
     record,
 )
 from catenary_gateway.endpoints.repository import server_version
+from catenary_gateway.endpoints.route_descriptions import RouteDescription, summary_of
 from catenary_gateway.openai_http.calls.bodies import SamplingBody
 from catenary_gateway.openai_http.description.answer_schemas import ANSWERS, ERRORS
 from catenary_gateway.openai_http.description.route_table import HttpRoute, ReadBody
@@ -49,7 +49,7 @@ _KNOWN_FORMS: Mapping[str, Schema] = {
 
 
 def openapi_document(
-    routes: Iterable[HttpRoute], others: Iterable[DescribedRoute]
+    routes: Iterable[HttpRoute], others: Iterable[RouteDescription]
 ) -> dict[str, Any]:
     """Returns the OpenAPI document of the HTTP endpoints.
 

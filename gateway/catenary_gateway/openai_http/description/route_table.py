@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from catenary_gateway.endpoints.described_routes import summary_of
+from catenary_gateway.endpoints.route_descriptions import summary_of
 from catenary_gateway.openai_http.completion_request import CompletionRequest
 from catenary_gateway.openai_http.fields import Fields
 

@@ -1,4 +1,4 @@
-"""What a parameter in the body of a request is, and how rows of the table are written."""
+"""A parameter in the body of a request, and functions that write rows of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the other paths refuse and ignore; what they take are the fields of their bodies."""
+"""Parameters that the other paths refuse and ignore; they take the fields of their bodies."""
 
 from __future__ import annotations
 

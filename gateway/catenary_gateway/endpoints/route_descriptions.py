@@ -1,4 +1,4 @@
-"""Routes with what is said about them in the description of the HTTP endpoints."""
+"""Descriptions of routes, of which that of the HTTP endpoints is made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from catenary_gateway.endpoints.json_schemas import Schema
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedRoute:
-    """A route, the body that it reads if any, and what it answers with status 200."""
+class RouteDescription:
+    """The description of a route: the body that it reads if any, and its answer with status 200."""
 
     definition: web.RouteDef
     answer: Schema
