@@ -19,7 +19,7 @@ BEGIN = "<!-- parameters: written by docs_build/parameter_tables.py -->"
 END = "<!-- end of parameters -->"
 _TAKEN = "**Taken** by chats and completions"
 _FIELDS = (
-    "**Taken** by the other paths; `/docs` of a gateway says of what form each of these is, and the "
+    "**Taken** by the other paths; `/docs` of a gateway says of what form each of these is, the "
     "chapters below what they mean"
 )
 _REFUSED = (

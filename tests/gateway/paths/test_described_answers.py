@@ -11,13 +11,13 @@ import pytest
 from generation_harness import TextStage
 from shared_helpers.encoder_agent import shortest_body
 
-INFER = {"inputs": [{"name": "in_0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["the cat"]}
+INFER = {"inputs": [TEXT]}
 GIVEN = {
     "/v2/models/{model}/infer": INFER,
     "/v2/models/{model}/versions/{version}/infer": INFER,
     "/v2/trace/setting": {"trace_rate": "1"},
 }
-MODELS = {"/v1/models/{model}": "tiny"}
 
 
 class Described:
@@ -48,7 +48,7 @@ async def described(running: TextStage) -> Described:
 
 
 def path_of(path: str, response_id: str) -> str:
-    named = path.replace("{model}", MODELS.get(path, "toy")).replace("{version}", "1")
+    named = path.replace("{model}", "sentences").replace("{version}", "1")
     return named.replace("{response_id}", response_id).replace("{region}", "nobody")
 
 
