@@ -28,7 +28,9 @@ def list_of(items: Schema) -> Schema:
 def nullable(schema: Schema) -> dict[str, Any]:
     """Returns the schema of a value that may be null, with the same description."""
     inner = dict(schema)
-    outer = {name: inner.pop(name) for name in ("description", "default") if name in inner}
+    outer: dict[str, Any] = {
+        name: inner.pop(name) for name in ("description", "default") if name in inner
+    }
     if not inner or {"type": "null"} in inner.get("anyOf", ()):
         return {**inner, **outer}
     options = inner["anyOf"] if inner.keys() == {"anyOf"} else [inner]

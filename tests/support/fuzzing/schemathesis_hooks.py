@@ -41,12 +41,17 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
 def flatmap_case(context: Any, case: Any) -> st.SearchStrategy[Any]:
     operation = case.operation
     name = BODIES[operation.method.upper(), operation.path]
+    # What is written anew is judged anew: what was left out of a request stays as it was drawn.
     is_object = isinstance(case.body, dict)
-    bodies = LIKELY.bodies(name, case.body) if is_object else st.just(case.body)
-    paths = LIKELY.in_path(case.path_parameters) if case.path_parameters else st.just({})
+    bodies = LIKELY.bodies(name, case.body) if is_object else st.none()
+    paths = LIKELY.in_path(case.path_parameters) if case.path_parameters else st.none()
 
     def changed(values: tuple[Any, Any]) -> Any:
-        case.body, case.path_parameters = values
+        body, path_parameters = values
+        if body is not None:
+            case.body = body
+        if path_parameters is not None:
+            case.path_parameters = path_parameters
         return case
 
     return st.tuples(bodies, paths).map(changed)

@@ -6,7 +6,7 @@ import os
 import shutil
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,10 @@ class FuzzedCluster:
 @contextmanager
 def fuzzed_cluster(folder: Path) -> Iterator[FuzzedCluster]:
     """Makes the models, starts the cluster, and ends it with the block."""
+    folder.mkdir(parents=True)
     repository = ModelRepository(folder / "models")
-    blocks = _make_models(repository)
+    with (folder / "making.log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
+        blocks = _make_models(repository)
     names = tuple(key.name for key in blocks)
     keys = folder / "keys.json"
     caller, operator = (
