@@ -8,6 +8,7 @@ import aiohttp
 import jsonschema
 import pytest
 
+from fuzzing.likely_values import LIKELY
 from generation_harness import TextStage
 from shared_helpers.encoder_agent import shortest_body
 
@@ -101,3 +102,14 @@ def test_the_document_is_one_of_openapi(described: Described) -> None:
                     jsonschema.Draft202012Validator.check_schema(facts["schema"])
     for schema in described.document["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_the_fuzzer_knows_fields_that_there_are(described: Described) -> None:
+    schemas = described.document["components"]["schemas"]
+    for name, fields in LIKELY.items():
+        assert set(fields) <= set(schemas[name]["properties"]), name
+        for field, values in fields.items():
+            for value in values:
+                schema = {"components": described.document["components"]}
+                schema |= schemas[name]["properties"][field]
+                jsonschema.Draft202012Validator(schema).validate(value)
