@@ -46,7 +46,7 @@ class Parameter:
 
 def refuse(fields: Fields, path: str) -> None:
     """Raises InvalidInput for a field that would change the answer and is not supported."""
-    refused = _REFUSED[path]
+    refused = REFUSED[path]
     for name in fields.keys() & refused.keys():
         parameter, value = refused[name], fields[name]
         if value is not None and not parameter.harmless(value):
@@ -190,7 +190,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     *_ignored(BOTH, "length_penalty, early_stopping", "are for beam search"),
     *_ignored(BOTH, "spaces_between_special_tokens", "there are none"),
 )
-_REFUSED = {
+REFUSED = {
     path: {
         parameter.name: parameter
         for parameter in PARAMETERS
@@ -198,3 +198,4 @@ _REFUSED = {
     }
     for path in BOTH
 }
+"""The parameters of each path that are not supported, by name."""

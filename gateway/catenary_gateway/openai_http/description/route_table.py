@@ -11,6 +11,7 @@ from aiohttp import web
 
 from catenary_gateway.openai_http.completion_request import CompletionRequest
 from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.parameters import REFUSED
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _DEFINED: Mapping[str, Callable[[str, Handler], web.RouteDef]] = {
@@ -31,10 +32,10 @@ class ReadBody:
     """The shortest body that it takes."""
 
     def names(self) -> list[str]:
-        """Returns the names of all fields that are read of a body, in the order of reading."""
+        """Returns the names of all fields that a body may have, in the order of reading."""
         noted = _NotedFields(self.sample)
         self.read(noted)
-        return list(noted.names)
+        return [name for name in noted.names if name not in REFUSED[self.path]]
 
 
 class _NotedFields(Mapping[str, Any]):
