@@ -11,7 +11,7 @@ from catenary_gateway.admission.request_pipeline import RequestPipeline, caller,
 from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
 from catenary_gateway.endpoints.ordered_stream import answer_in_order
 from catenary_gateway.endpoints.repository import server_version
-from catenary_gateway.inference import RequestArrival
+from catenary_gateway.inference import NO_MEMORY, RequestArrival
 from catenary_gateway.oip import oip_proto
 from catenary_gateway.oip.extensions import ProtocolExtensions
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
@@ -248,7 +248,9 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelInferResponse:
         pipeline, name, version = self._pipeline, message.model_name, message.model_version
         with pipeline.admit(principal, name, version, message.ByteSize()) as admitted:
-            memory = self._extensions.memory_of(caller())
+            described = any(tensor.parameters for tensor in message.inputs)
+            described = described or any(tensor.parameters for tensor in message.outputs)
+            memory = self._extensions.memory_of(caller()) if described else NO_MEMORY
             conversion = pipeline.arrivals.conversion(memory)
             request, form = oip_proto.request_of(message, admitted.model, conversion)
             if memory.read_bytes:

@@ -30,7 +30,7 @@ class ReadBody:
     """The shortest body that it takes."""
 
     def names(self) -> list[str]:
-        """Returns the names of all fields that are read of a body, in the order of reading."""
+        """Returns the names of all fields that a body may have, in the order of reading."""
         noted = _NotedFields(self.sample)
         self.read(noted)
         return list(noted.names)

@@ -22,7 +22,8 @@ _REFUSED = {
 def refuse(fields: Fields, path: str) -> None:
     """Raises InvalidInput for a field that would change the answer and is not supported."""
     refused = _REFUSED[path]
-    for name in fields.keys() & refused.keys():
+    # Only those that are there are looked at: what is looked at counts as a field that is taken.
+    for name in [each for each in fields if each in refused]:
         parameter, value = refused[name], fields[name]
         if value is not None and not parameter.harmless(value):
             raise InvalidInput(name, parameter.text)
