@@ -68,8 +68,7 @@ def message_of(fields: Fields) -> CompletionRequest:
     """Returns the request in the fields of a body.
 
     Raises:
-        InvalidInput: A field is missing, wrong, or asks for what is not offered; one that chats
-            have has its name there (`name_of_field`).
+        InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
     refuse(fields, "messages")
     body = typed(fields, MessageBody)
@@ -96,7 +95,7 @@ def conversation_of(fields: Fields) -> CompletionRequest:
 
 def _checked(chat: Fields) -> CompletionRequest:
     # Messages of a chat are not one for one those of the body, so the error cannot say which it is.
-    with fields_called(lambda name: "messages" if name.startswith("messages[") else name):
+    with fields_called(lambda n: "messages" if n.startswith("messages[") else name_of_field(n)):
         return chat_of(chat)
 
 
