@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import catenary
@@ -37,10 +40,13 @@ def main(arguments: list[str] | None = None) -> int:
     with fuzzed_cluster(folder / "cluster") as fuzzed:
         found = _fuzz(options, folder, fuzzed) != 0
         wrong = [*_left_behind(fuzzed), *_logged(fuzzed)]
+    print(*_summary(folder / "counts.json"), sep="\n")
     for line in wrong:
         print(f"FINDING  {line}")
     is_good = not found and not wrong
-    print(f"seed {options.seed}: {'nothing found' if is_good else 'see above'}; files in {folder}")
+    print(f"seed {options.seed}: {'nothing found' if is_good else f'see above, and {folder}'}")
+    if is_good and options.folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
     return 0 if is_good else 1
 
 
@@ -54,7 +60,12 @@ def _fuzz(options: argparse.Namespace, folder: Path, fuzzed: FuzzedCluster) -> i
         "region": REGION,
         "picture": {**spec, "shape": [1, *spec["shape"][1:]], "parameters": shared},
     }
-    facts = {"caller": fuzzed.caller, "operator": fuzzed.operator, "likely": likely}
+    facts = {
+        "caller": fuzzed.caller,
+        "operator": fuzzed.operator,
+        "likely": likely,
+        "counts": str(folder / "counts.json"),
+    }
     statuses = json.dumps(REFUSALS)
     (folder / "schemathesis.toml").write_text(
         "[checks.not_a_server_error]\n"
@@ -74,6 +85,18 @@ def _fuzz(options: argparse.Namespace, folder: Path, fuzzed: FuzzedCluster) -> i
         "PYTHONPATH": support,
     }
     return subprocess.run(command, cwd=folder, env={**os.environ, **told}, check=False).returncode
+
+
+def _summary(counts: Path) -> Iterator[str]:
+    """Yields how many answers there were by status, and which operations never had a good one."""
+    found: dict[str, dict[str, int]] = json.loads(counts.read_text())
+    totals: Counter[str] = Counter()
+    for statuses in found.values():
+        totals.update(statuses)
+    said = ", ".join(f"{count} of {status}" for status, count in sorted(totals.items()))
+    yield f"answers: {said}"
+    if unanswered := [operation for operation, each in found.items() if "200" not in each]:
+        yield f"never answered with 200: {', '.join(unanswered)}"
 
 
 def _left_behind(fuzzed: FuzzedCluster) -> list[str]:

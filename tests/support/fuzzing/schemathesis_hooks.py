@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import schemathesis
@@ -24,6 +27,8 @@ LIMITED = ("slo_ms", "timeout", "deadline_unix_ms")
 """Parameters by which a request itself says that it is too late to try again."""
 
 
+COUNTS: defaultdict[str, Counter[int]] = defaultdict(Counter)
+"""Answers of each operation by their status."""
 BODIES: dict[tuple[str, str], str] = {}
 """The names of the schemas of bodies, by method and path."""
 
@@ -61,6 +66,16 @@ def flatmap_case(context: Any, case: Any) -> st.SearchStrategy[Any]:
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     key = FACTS["operator" if case.operation.path in CHANGING else "caller"]
     case.headers = {**(case.headers or {}), "Authorization": f"Bearer {key}"}
+
+
+@schemathesis.hook
+def after_call(context: Any, case: Any, response: Any) -> None:
+    COUNTS[f"{case.operation.method.upper()} {case.operation.path}"][response.status_code] += 1
+
+
+@atexit.register
+def write_counts() -> None:
+    Path(FACTS["counts"]).write_text(json.dumps(COUNTS))
 
 
 @schemathesis.check
