@@ -10,7 +10,7 @@ from pathlib import Path
 
 from catenary_gateway.openai_http.description.route_table import HttpRoute, ReadBody
 from catenary_gateway.openai_http.parameters import PARAMETERS
-from catenary_gateway.openai_http.parameters.parameter import BOTH, Parameter, ParameterKind
+from catenary_gateway.openai_http.parameters.parameter import Parameter, ParameterKind
 from catenary_gateway.openai_http.paths import ROUTES
 from docs_build.reference.markdown import code, table
 
@@ -65,7 +65,7 @@ def _rows(parameters: list[Parameter]) -> str:
 
 
 def _paths(parameter: Parameter) -> str:
-    return "both" if parameter.paths == BOTH else ", ".join(sorted(parameter.paths))
+    return ", ".join(sorted(parameter.paths))
 
 
 def write() -> None:
