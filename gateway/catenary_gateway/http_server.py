@@ -46,9 +46,7 @@ class HttpServer:
     ) -> None:
         self._connections = ConnectionWatcher()
         origins = CrossOrigin(settings.cors_origins)
-        app = web.Application(
-            middlewares=[errors_as_json(pipeline, self._connections), origins.middleware()]
-        )
+        app = web.Application(middlewares=[errors_as_json(pipeline, self._connections)])
         origins.add_to(app)
         app[PIPELINE] = pipeline
         app[RESPONSES] = ResponseStore(settings.kept_response_bytes, settings.kept_response_s)

@@ -36,6 +36,7 @@ class CrossOrigin:
         """Has the responses of an application say what pages may do."""
         app[CROSS_ORIGIN] = self
         if self._origins:
+            app.middlewares.append(self._middleware())
             app.on_response_prepare.append(self._allow)
 
     def require_named(self, origin: str) -> None:
@@ -50,7 +51,7 @@ class CrossOrigin:
                 "names their origin"
             )
 
-    def middleware(self) -> Middleware:
+    def _middleware(self) -> Middleware:
         """Returns a middleware that answers the questions that browsers ask before a call."""
 
         @web.middleware

@@ -11,6 +11,8 @@ from catenary_gateway.generation.forms.tool_use import ToolDefinition, ToolUse
 from catenary_gateway.openai_http.fields import Fields, flag
 from catenary_services.errors import InvalidInput
 
+TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+"""The fields of a body that `tools_of` reads."""
 MOST_TOOLS = 128
 """Most tools of a request, as with OpenAI."""
 MOST_SCHEMA_BYTES = 65_536
