@@ -14,8 +14,10 @@ import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
+import openai
 import psutil
 import pytest
 
@@ -190,19 +192,21 @@ async def forced_calls(http: str) -> list[tuple[str, str]]:
     """Returns the names and arguments of the calls in the answers to five chats."""
     people = {"type": "array", "items": _PERSON, "minItems": TOKENS}
     parameters = {"type": "object", "properties": {"people": people}, "required": ["people"]}
-    tool = {"type": "function", "function": {"name": "invite", "parameters": parameters}}
+    facts: dict[str, Any] = {
+        "tools": [{"type": "function", "function": {"name": "invite", "parameters": parameters}}],
+        "tool_choice": "required",
+        "temperature": 0.8,
+        "seed": 5,
+        "max_tokens": TOKENS,
+    }
 
     async def call(client: openai.AsyncOpenAI, prompt: str) -> tuple[str, str]:
         name = arguments = ""
         async for chunk in await client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": prompt}],
-            tools=[tool],
-            tool_choice="required",
-            temperature=0.8,
-            seed=5,
-            max_tokens=TOKENS,
             stream=True,
+            **facts,
         ):
             for piece in chunk.choices[0].delta.tool_calls or []:
                 assert piece.function is not None
