@@ -69,7 +69,7 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """What is said of the answer as a whole."""
+    """The fields of a message that hold for the whole answer."""
 
     format: OutputFormat | None = None
     effort: Annotated[str | None, msgspec.Meta(description="Ignored.")] = None
