@@ -39,13 +39,14 @@ E = TypeVar("E", bound=Exception)
 class Feature:
     """Something that a client can do, tried by a function.
 
-    With `refused` the server answers with a sentence that holds these words. With `partly` it
-    works, but for what this says.
+    With `refused` the server answers with an error that holds these words, which are the reason
+    unless `because` says more. With `partly` it works, but for what this says.
     """
 
     name: str
     attempt: Attempt
     refused: str
+    because: str
     partly: str
 
     def outcome(self) -> dict[str, str]:
@@ -56,7 +57,7 @@ class Feature:
                 asyncio.run(_done(made))
         except Exception as error:
             if self.refused and self.refused in said(error):
-                return self._told("no", self.refused)
+                return self._told("no", self.because or self.refused)
             return self._told("failed", "".join(traceback.format_exception(error)))
         if self.refused:
             return self._told("failed", f"was not refused by: {self.refused}")
@@ -69,11 +70,13 @@ class Feature:
 _features: list[Feature] = []
 
 
-def feature(name: str, *, refused: str = "", partly: str = "") -> Callable[[Attempt], Attempt]:
+def feature(
+    name: str, *, refused: str = "", because: str = "", partly: str = ""
+) -> Callable[[Attempt], Attempt]:
     """Marks the function that tries a feature."""
 
     def add(attempt: Attempt) -> Attempt:
-        _features.append(Feature(name, attempt, refused, partly))
+        _features.append(Feature(name, attempt, refused, because, partly))
         return attempt
 
     return add

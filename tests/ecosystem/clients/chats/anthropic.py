@@ -139,7 +139,11 @@ def tools_of_the_server() -> None:
     client.messages.create(**SHORT, tools=[{"type": "web_search_20250305", "name": "web_search"}])
 
 
-@feature("messages.batches", refused="404")
+@feature(
+    "messages.batches",
+    refused="404",
+    because="there is no such path: requests are answered one by one, and at once",
+)
 def batches() -> None:
     client.messages.batches.list()
 

@@ -200,7 +200,11 @@ async def images() -> None:
     )
 
 
-@feature("speech and transcriptions (engine: OpenAI)", refused="404")
+@feature(
+    "speech and transcriptions (engine: OpenAI)",
+    refused="404",
+    because="there are no such paths: no models of sound are served",
+)
 async def speech() -> None:
     await post("/audio/speech", model="tts-1", input="Hello", voice="alloy")
 

@@ -70,7 +70,11 @@ async def texts() -> None:
     assert answer.outputs[0].as_numpy().tolist()[0][0] in (b"CatCat", "CatCat")
 
 
-@feature("REST: the protocol's version 1, and explain", refused="404")
+@feature(
+    "REST: the protocol's version 1, and explain",
+    refused="405",
+    because="only version 2 of the protocol is offered, and models are not explained",
+)
 async def version_one() -> None:
     client = InferenceRESTClient(RESTConfig(protocol="v1"))
     await client.infer(

@@ -21,7 +21,7 @@ def infer(model: str, requests: list[dict[str, object]], *options: str) -> list[
     answers = [json.loads(line) for line in answered.read_text().splitlines()]
     if any("outputs" not in answer for answer in answers):
         raise RuntimeError(str(answers))
-    answers.sort(key=lambda answer: answer["parameters"]["inference_index"])
+    answers.sort(key=lambda answer: answer["parameters"]["batch_index"])
     return [answer["outputs"][0]["data"] for answer in answers]
 
 
