@@ -54,7 +54,7 @@ class Feature:
         try:
             made = self.attempt()
             if inspect.isawaitable(made):
-                asyncio.run(_done(made))
+                _runner.run(_done(made))
         except Exception as error:
             if self.refused and self.refused in said(error):
                 return self._told("no", self.because or self.refused)
@@ -68,6 +68,8 @@ class Feature:
 
 
 _features: list[Feature] = []
+_runner = asyncio.Runner()
+"""One loop for all features of a client, which may keep connections."""
 
 
 def feature(
@@ -90,6 +92,7 @@ def report(distribution: str, version: str = "") -> None:
     for each in _features:
         if not chosen or each.name in chosen:
             print(json.dumps(each.outcome()), flush=True)
+    _runner.close()
 
 
 def error_of(kind: type[E], attempt: Attempt) -> E:

