@@ -89,18 +89,11 @@ ecosystem: $(NATIVE) $(CLIENTS:%=.venv-ecosystem/%/.installed) ## clients that o
 	requirements/client.sh $(VENV) $< .venv-ecosystem/$*
 	touch $@
 
-# It wants PyTorch, and takes that of the main environment.
-.venv-ecosystem/guidellm/.installed: requirements/ecosystem/guidellm.txt $(STAMP)
-	$(PYTHON) -m venv --clear .venv-ecosystem/guidellm
-	realpath $(VENV)/lib/python*/site-packages > "$$(ls -d .venv-ecosystem/guidellm/lib/python*/site-packages)/main.pth"
-	.venv-ecosystem/guidellm/bin/pip --disable-pip-version-check -q install -r $<
-	touch $@
-
-# What drives a browser sees the packages of the main environment, never the reverse.
-$(TOOLS): $(STAMP) requirements/test-tools.txt
+# Load generators bring dozens of packages; they see those of the main environment, never the reverse.
+$(TOOLS): $(STAMP) requirements/load-tools.txt
 	$(PYTHON) -m venv .venv-tools
 	realpath $(VENV)/lib/python*/site-packages > "$$(ls -d .venv-tools/lib/python*/site-packages)/main.pth"
-	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/test-tools.txt
+	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/load-tools.txt
 	touch $(TOOLS)
 
 # helm and the schemas of everything the chart makes, apart from everything else.

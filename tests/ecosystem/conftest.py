@@ -35,7 +35,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """What a user of the running cluster is told, as variables of a client's environment."""
     folder = tmp_path_factory.mktemp("clients")
     repository = ModelRepository(folder / "models")
-    chat_model = install(repository.root)
+    install(repository.root)
     keys = folder / "keys.json"
     key = add_key(keys, "clients", ["infer", "view", "admin"])
     tables = small_models(repository, folder)
@@ -66,7 +66,6 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             "RERANK_MODEL": JUDGE.name,
             "NUMBER_MODEL": NUMBERS.name,
             "WORD_MODEL": WORDS.name,
-            "TOKENIZER": str(repository.folder(chat_model)),
             "SHARED_MEMORY_PREFIX": SHARED_MEMORY_PREFIX,
         }
 

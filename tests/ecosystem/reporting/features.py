@@ -28,8 +28,6 @@ NUMBER_MODEL = os.environ["NUMBER_MODEL"]
 """Takes rows `x` of four numbers, and answers their doubles `y`."""
 WORD_MODEL = os.environ["WORD_MODEL"]
 """Takes pairs of `words`, and answers each of them `twice`."""
-TOKENIZER = os.environ["TOKENIZER"]
-"""A folder with the tokenizer of the chat model, for clients that count tokens themselves."""
 
 Attempt = Callable[[], Any]
 E = TypeVar("E", bound=Exception)
