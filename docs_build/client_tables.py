@@ -75,7 +75,7 @@ def tables() -> str:
     found = recorded()
     rows = []
     for name, client in found.items():
-        counts = Counter(each.state for each in client.features)
+        counts: Counter[str] = Counter(each.state for each in client.features)
         counted = (str(counts[state]) for state in STATES)
         anchor = TITLES[name].lower().replace(" ", "-")
         rows.append((f"[{TITLES[name]}](#{anchor})", client.version, *counted))

@@ -1,7 +1,5 @@
 """LlamaIndex, by its packages for servers with OpenAI's API."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from features import API_KEY, BASE_URL, CHAT_MODEL, EMBEDDING_MODEL, feature, report

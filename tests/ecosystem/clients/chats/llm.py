@@ -81,7 +81,7 @@ def completions() -> None:
 
 @feature("a model with `responses: true`")
 def responses() -> None:
-    assert llm("-m", "answers", "Who are you?", "-o", "max_output_tokens", "16")
+    assert llm("-m", "answers", "Who are you?", "-o", "max_tokens", "16")
 
 
 report("llm")

@@ -69,23 +69,6 @@ async def prompted() -> None:
     assert isinstance((await agent.run(QUESTION)).output, Anything)
 
 
-@feature("function tools, then the answer as a class")
-async def tools() -> None:
-    agent = Agent(model, output_type=Weather, model_settings=LONG)
-    called = []
-
-    @agent.tool_plain
-    def show_weather(city: Literal["Bern", "Paris", "Oslo"]) -> str:
-        """Shows the weather of a city."""
-        called.append(city)
-        agent.model_settings = LONG  # then it answers
-        return "18"
-
-    agent.model_settings = LONG | {"tool_choice": ["show_weather"]}
-    assert isinstance((await agent.run(QUESTION)).output, Weather)
-    assert called
-
-
 @feature("OpenAIResponsesModel")
 async def responses() -> None:
     other = OpenAIResponsesModel(CHAT_MODEL, provider=provider)
