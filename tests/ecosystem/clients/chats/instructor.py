@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import instructor
@@ -77,27 +75,6 @@ def responses() -> None:
         **asked, max_output_tokens=200, response_model=Weather
     )
     assert isinstance(made, Weather)
-
-
-@feature(
-    "Mode.PARALLEL_TOOLS",
-    partly="whether and what is called is up to the model, as this mode does not require a call",
-)
-def parallel() -> None:
-    try:
-        made = client(instructor.Mode.PARALLEL_TOOLS).create(
-            **SHORT, response_model=Iterable[Weather]
-        )
-        assert [each for each in made if isinstance(each, Weather)]
-    except (TypeError, ValueError) as error:  # what it says where nothing was called
-        print(error, file=sys.stderr)
-
-
-@feature("create_partial, a stream of ever more complete objects")
-def partial() -> None:
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
-        made = list(client(mode).create_partial(**ASKED, response_model=Weather))
-        assert made[-1].city in ("Bern", "Paris", "Oslo")
 
 
 @feature("create_iterable")
