@@ -38,7 +38,7 @@ TITLES = {
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a feature of a client; the reason is empty if it works."""
+    """The outcome of one feature of a client; the reason is empty if it works."""
 
     feature: str
     state: Literal["works", "partly", "no", "failed"]

@@ -77,12 +77,6 @@ def responses() -> None:
     assert isinstance(made, Weather)
 
 
-@feature("create_iterable")
-def iterable() -> None:
-    made = client(instructor.Mode.TOOLS).create_iterable(**ASKED, response_model=Weather)
-    assert isinstance(next(iter(made)), Weather)
-
-
 @feature("from_openai(AsyncOpenAI)")
 async def asynchronous() -> None:
     async with openai.AsyncOpenAI(base_url=f"{BASE_URL}/v1", api_key=API_KEY) as other:
