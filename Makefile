@@ -8,8 +8,9 @@ RUNNABLE := $(VENV)/.runnable
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
+CLIENTS := $(if $(ONLY),$(ONLY),$(patsubst requirements/ecosystem/%.txt,%,$(wildcard requirements/ecosystem/*.txt)))
 
-.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser chaos fuzz bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem chaos fuzz bench deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -59,11 +60,11 @@ type: $(STAMP) ## mypy strict
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 unit: $(NATIVE) ## the default test suite without lint (JOBS=3 processes)
-	$(PYTEST) -m 'not system and not compose and not nightly'
+	$(PYTEST) -m 'not system and not compose and not nightly and not ecosystem'
 
 # The sources as they are: nothing is compiled first, however often they change.
 fast: $(STAMP) ## the tests that start no process and load no model
-	CATENARY_PURE=1 $(PYTEST) --fast -m 'not system and not compose and not nightly'
+	CATENARY_PURE=1 $(PYTEST) --fast -m 'not system and not compose and not nightly and not ecosystem'
 
 # Types are checked while tests wait.
 test: lint ## everything CI runs (FAST=1: lint and the fast tests, for the inner loop)
@@ -77,6 +78,16 @@ test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes l
 
 test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictures in build/screenshots (QUICK=1: the page alone)
 	$(BIN)/pytest -m system --timeout 600 tests/system/dashboard/test_dashboard_page.py tests/system/dashboard/test_asking_page.py $(if $(QUICK),,tests/system/dashboard/test_dashboard.py)
+
+# ONLY="openai llm" narrows it to these; RECORD=1 writes down what they do (docs/clients.md) instead of comparing.
+ecosystem: $(NATIVE) $(CLIENTS:%=.venv-ecosystem/%/.installed) ## clients that others wrote, unmodified, against a cluster
+	$(if $(RECORD),CATENARY_RECORD=1) $(BIN)/pytest -m ecosystem --timeout 900 \
+	  $(CLIENTS:%='tests/ecosystem/test_clients.py::test_a_client_does_what_the_page_says[%]')
+	$(if $(RECORD),$(BIN)/python -m docs_build.client_tables)
+
+.venv-ecosystem/%/.installed: requirements/ecosystem/%.txt $(STAMP)
+	requirements/client.sh $(VENV) $< .venv-ecosystem/$*
+	touch $@
 
 # Load generators bring dozens of packages; they see those of the main environment, never the reverse.
 $(TOOLS): $(STAMP) requirements/load-tools.txt
@@ -182,4 +193,4 @@ compose-down: ## stops it; PURGE=1 also removes its volumes
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

@@ -42,6 +42,8 @@ def tools_of(fields: Fields) -> ToolUse | None:
     parallel = fields.get("parallel_tool_calls") is None or flag(fields, "parallel_tool_calls")
     if isinstance(choice, dict):
         callable_tools, required = _chosen(choice, tools)
+        # A function that is named is called exactly once, as with OpenAI.
+        parallel = parallel and choice.get("type") != "function"
     elif choice is None or choice in _MODES:
         callable_tools, required = tools, choice == "required"
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,7 +20,11 @@ from catenary_gateway.openai_http.completion_request import CompletionRequest, c
 from catenary_gateway.openai_http.fields import Fields
 from catenary_gateway.openai_http.parameters import refuse
 
-_NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
+_NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+}
 _FUNCTION = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
 
 
@@ -50,6 +54,20 @@ class ConversationBody(msgspec.Struct, kw_only=True):
     ] = msgspec.field(default_factory=lambda: {"type": "auto"})
 
 
+class OutputFormat(msgspec.Struct):
+    """The form that an answer must have."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """The fields of a message that hold for the whole answer."""
+
+    format: OutputFormat | None = None
+    effort: Annotated[str | None, msgspec.Meta(description="Ignored.")] = None
+
+
 class MessageBody(ConversationBody, kw_only=True):
     """The body of a request for a message."""
 
@@ -59,6 +77,7 @@ class MessageBody(ConversationBody, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(description="0 is greedy.")] = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    output_config: OutputConfig = msgspec.field(default_factory=OutputConfig)
     metadata: Annotated[dict[str, Any], msgspec.Meta(description="Ignored.")] = msgspec.field(
         default_factory=dict
     )
@@ -80,6 +99,10 @@ def message_of(fields: Fields) -> CompletionRequest:
         "top_p": body.top_p,
         "top_k": body.top_k,
     }
+    form = body.output_config.format
+    if form is not None:
+        described = {"name": "answer", "schema": form.schema}
+        chat["response_format"] = {"type": form.type, "json_schema": described}
     return _checked(chat)
 
 
