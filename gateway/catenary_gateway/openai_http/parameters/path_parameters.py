@@ -37,7 +37,7 @@ PATH_PARAMETERS: tuple[Parameter, ...] = (
     *refused(RESPONSES, "max_tokens, max_completion_tokens", "is max_output_tokens here"),
     *refused(RESPONSES, "response_format", "is text.format here"),
     *refused(MESSAGES, "container", "is not offered"),
-    *refused(MESSAGES, "mcp_servers", "is not offered: tools are the client's", unless([])),
+    *refused(MESSAGES, "mcp_servers", "is not offered: tools are the client's"),
     *refused(MESSAGES, "output_format, response_format", "is output_config.format here"),
     *refused(MESSAGES, "thinking", "is not offered", unless({"type": "disabled"})),
     *refused(MESSAGES, "max_completion_tokens", "is max_tokens here"),
@@ -54,12 +54,7 @@ PATH_PARAMETERS: tuple[Parameter, ...] = (
         unless(0, 0.0),
     ),
     *refused(MESSAGES, "repetition_penalty", "is for chats and responses", unless(1, 1.0)),
-    *refused(
-        _TEXTS,
-        "context_management",
-        "is not offered: nothing of a conversation is left out",
-        unless({}),
-    ),
+    *refused(_TEXTS, "context_management", "is not offered: nothing of a conversation is left out"),
     *refused(
         _TEXTS,
         "structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar",
