@@ -45,7 +45,8 @@ def test_what_is_read_is_what_the_table_calls_taken(
     path: str, read: Callable[[Fields], CompletionRequest]
 ) -> None:
     seen: set[str] = set()
-    for more in ({}, {"max_completion_tokens": 3}):
+    form = {"response_format": {"type": "text"}}
+    for more in ({"max_completion_tokens": 3}, form, {"tools": []}):
         fields = Noted(MEANT | more)
         read(fields)
         seen |= fields.read
