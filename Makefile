@@ -89,11 +89,11 @@ ecosystem: $(NATIVE) $(CLIENTS:%=.venv-ecosystem/%/.installed) ## clients that o
 	requirements/client.sh $(VENV) $< .venv-ecosystem/$*
 	touch $@
 
-# Load generators bring dozens of packages; they see those of the main environment, never the reverse.
-$(TOOLS): $(STAMP) requirements/load-tools.txt
+# What tests drive from outside sees the packages of the main environment, never the reverse.
+$(TOOLS): $(STAMP) requirements/test-tools.txt
 	$(PYTHON) -m venv .venv-tools
 	realpath $(VENV)/lib/python*/site-packages > "$$(ls -d .venv-tools/lib/python*/site-packages)/main.pth"
-	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/load-tools.txt
+	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/test-tools.txt
 	touch $(TOOLS)
 
 # helm and the schemas of everything the chart makes, apart from everything else.

@@ -22,6 +22,7 @@ END = "<!-- end of clients -->"
 STATES = ("works", "partly", "no")
 TITLES = {
     "anthropic": "anthropic",
+    "guidellm": "GuideLLM",
     "instructor": "instructor",
     "kserve": "KServe",
     "langchain": "LangChain",

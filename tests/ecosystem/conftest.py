@@ -35,7 +35,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """What a user of the running cluster is told, as variables of a client's environment."""
     folder = tmp_path_factory.mktemp("clients")
     repository = ModelRepository(folder / "models")
-    install(repository.root)
+    tokenizer = repository.folder(install(repository.root))
     keys = folder / "keys.json"
     key = add_key(keys, "clients", ["infer", "view", "admin"])
     tables = small_models(repository, folder)
@@ -62,6 +62,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             "GRPC_ADDRESS": cluster.grpc,
             "API_KEY": key,
             "CHAT_MODEL": MODEL,
+            "TOKENIZER": str(tokenizer),
             "EMBEDDING_MODEL": SENTENCES.name,
             "RERANK_MODEL": JUDGE.name,
             "NUMBER_MODEL": NUMBERS.name,

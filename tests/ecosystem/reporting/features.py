@@ -22,6 +22,8 @@ BASE_URL = os.environ["BASE_URL"]
 GRPC_ADDRESS = os.environ["GRPC_ADDRESS"]
 API_KEY = os.environ["API_KEY"]
 CHAT_MODEL = os.environ["CHAT_MODEL"]
+TOKENIZER = os.environ["TOKENIZER"]
+"""The folder of the chat model's tokenizer."""
 EMBEDDING_MODEL = os.environ["EMBEDDING_MODEL"]
 RERANK_MODEL = os.environ["RERANK_MODEL"]
 NUMBER_MODEL = os.environ["NUMBER_MODEL"]
