@@ -7,15 +7,13 @@ float64, as the values are compared with those of other programs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from catenary_agent.decoders.sampling.array_backend import ArrayBackend
 from catenary_services.domain.logprobs import LOWEST_LOGPROB, TokenLogprobs
-
-if TYPE_CHECKING:
-    from catenary_agent.decoders.sampling.choosing import ArrayBackend
 
 
 def logprobs_of(
