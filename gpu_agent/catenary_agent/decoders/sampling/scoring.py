@@ -28,10 +28,12 @@ def logprobs_of(
         top: How many of the likeliest tokens to name with each.
     """
     xp = arrays.xp
+    columns = arrays.put(np.array(tokens, np.int64)[:, None])
+    # Before the subtraction, in which small differences are lost.
+    ranks = arrays.host(xp.count_nonzero(values > arrays.take(values, columns), 1)) + 1
     values -= xp.amax(values, 1)[:, None]
     whole = xp.log(xp.sum(xp.exp(values), 1, dtype=xp.float64))[:, None]
-    own = arrays.take(values, arrays.put(np.array(tokens, np.int64)[:, None]))
-    ranks = arrays.host(xp.count_nonzero(values > own, 1)) + 1
+    own = arrays.take(values, columns)
     columns = arrays.likeliest_columns(values, min(top, values.shape[1]))
     best = arrays.host(xp.asarray(arrays.take(values, columns), dtype=xp.float64) - whole)
     ids = arrays.host(columns)
