@@ -21,6 +21,7 @@ from catenary_services.errors import CatenaryError
 
 ROOT = Path(__file__).resolve().parents[3]
 _TEMPERATURE = 0.9
+_VERDICTS = {True: "yes", False: "NO"}
 
 
 def caches(here: Context) -> None:
@@ -116,9 +117,11 @@ def errors(here: Context) -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         print(done.stdout[-3000:], done.stderr[-3000:], flush=True)
         for line in done.stdout.splitlines():
-            what, found, value = line.partition(": ")
-            if found:
-                here.row(f"{name}: {what}", 0 if value == "yes" else 1, at_most=0, note=value)
+            what, _, value = line.rpartition(": ")
+            if value in _VERDICTS.values():  # other lines say more about what happened
+                here.row(
+                    f"{name}: {what}", 0 if value == _VERDICTS[True] else 1, at_most=0, note=value
+                )
         here.row(f"{name}: exit code", done.returncode, at_most=0)
 
 
@@ -193,7 +196,7 @@ def with_a_sticky_error(here: Context) -> None:
 
 
 def _say(what: str, yes: bool) -> None:
-    print(f"{what}: {'yes' if yes else 'NO'}", flush=True)
+    print(f"{what}: {_VERDICTS[bool(yes)]}", flush=True)
 
 
 if __name__ == "__main__":
