@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -22,7 +23,9 @@ from benchmarks.gpu.models.models import (
 )
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import CacheLayout, StepItem, Want, set_layout
-from catenary_agent.kv.span import CacheSpan
+from catenary_agent.decoders.torch.torch_skeleton import skeleton
+from catenary_agent.generation.context import CacheLimits
+from catenary_agent.kv.span import CacheSpan, pieces
 
 GIGA = 1e9
 _CHOICES = {
@@ -49,11 +52,20 @@ def model(here: Context) -> None:
     here.row("writing random weights", time.perf_counter() - began, "s")
     free = torch.cuda.mem_get_info()[0] if here.is_cuda else 0
     began = time.perf_counter()
-    executor = decoder(here, made, 1, 128)
-    here.sync()
-    seconds = time.perf_counter() - began
-    held = executor.memory_bytes
-    here.row("loading the weights", seconds, "s", note=f"{held / seconds / GIGA:.2f} GB/s")
+    skeleton(made[0].folder(made[1]), torch.float16, "the model")
+    bare_s = time.perf_counter() - began
+    for name, before_s in (("loading the weights", bare_s), ("loading them once more", 0.0)):
+        began = time.perf_counter()
+        executor = decoder(here, made, 1, 128)
+        here.sync()
+        seconds = before_s + time.perf_counter() - began
+        held = executor.memory_bytes
+        here.row(name, seconds, "s", note=f"{held / seconds / GIGA:.2f} GB/s")
+        if before_s:
+            here.row("of it imports, and a model without weights", bare_s, "s")
+            executor.close()
+            del executor
+            gc.collect()
     form = "torch-float16" if here.is_cuda else "torch-float32"
     sizes = next(each for each in executor.table.forms if each.form == form)
     counted = sizes.weight_bytes(0, executor.table.blocks)
@@ -220,3 +232,31 @@ def caches(here: Context) -> None:
             note=f"{rows.nbytes / 1e6:.1f} MB",
         )
         here.row(f"cache of {length} tokens in", rows.nbytes / back.wall_s / GIGA, "GB/s")
+        _time_move(here, executor, span, rows)
+
+
+def _time_move(here: Context, executor: Any, span: CacheSpan, rows: np.ndarray) -> None:
+    """Times the same in the parts in which a move exports caches, and in the frames it brings."""
+    limits, row_bytes = CacheLimits(), executor.sizes.cache_bytes_per_token
+    exports = list(pieces(span, row_bytes, limits.export_bytes))
+    frames = [
+        (each, rows[each.first_block : each.last_block, :, each.first_token : each.last_token])
+        for each in pieces(span, row_bytes, limits.frame_bytes)
+    ]
+
+    def leave() -> None:
+        for each in exports:
+            executor.export_cache(0, each)
+
+    def arrive() -> None:
+        for each, part in frames:
+            executor.import_cache(0, each, part)
+
+    for name, call, parts in (("out", leave, exports), ("in", arrive, frames)):
+        taken = here.time(call, 4)
+        here.row(
+            f"cache of {span.tokens} tokens {name}, as in a move",
+            rows.nbytes / taken.wall_s / GIGA,
+            "GB/s",
+            note=f"{taken.wall_s * 1e3:.2f} ms in {len(parts)} parts",
+        )
