@@ -29,8 +29,8 @@ GPU_CHUNK_TOKENS = 512
 """Tokens of a prompt that an agent on a GPU computes at a time, unless it is set otherwise."""
 
 _GRAPH_BYTES = 2 << 20
-"""Memory that CUDA itself takes for a block in all captured steps, some 30 graphs of about 40 launches
-a block: an estimate of 1.7 KB a launch."""
+"""Memory that CUDA itself takes for a block in all captured steps: some 30 graphs of 40 launches a
+block, at an estimated 1.7 KB a launch."""
 
 
 class DecoderRuntime(StrEnum):

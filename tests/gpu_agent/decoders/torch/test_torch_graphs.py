@@ -6,10 +6,8 @@ exactly the tensors that the kernel would get.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -22,10 +20,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu.models.plain_flash import flash_of_the_tensors
+from benchmarks.gpu.models.plain_flash import emulated_graphs
 from catenary_agent.decoders.base import CacheLayout, StepItem, Want
 from catenary_agent.decoders.sampling.sampling import SessionSampler
-from catenary_agent.decoders.torch import torch_attention
 from catenary_agent.decoders.torch.torch_attention import AttentionKernel, AttentionMetadata
 from catenary_agent.decoders.torch.torch_cache import SlotPool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
@@ -35,7 +32,7 @@ from catenary_agent.decoders.torch.torch_graphs import (
     GraphLimits,
     StepGraphs,
 )
-from catenary_agent.decoders.torch.torch_static import StaticStep, StepBucket, StepBuffers
+from catenary_agent.decoders.torch.torch_static import StepBucket, StepBuffers
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
@@ -49,41 +46,25 @@ MIDDLE = {(0, LAYERS): 2, (0, 2): 1, (2, LAYERS): 3, (1, 3): 2}
 """The other block at which sessions of a part may enter."""
 
 
-def as_run(_: StepGraphs, static: StaticStep) -> Callable[[], object]:
-    """Stands for a capture: like that it runs the step once, and then at every replay."""
-    static.run()
-    return static.run
-
-
-@contextmanager
-def emulation() -> Iterator[None]:
-    with (
-        mock.patch.object(torch_attention, "_flash", flash_of_the_tensors),
-        mock.patch.object(StepGraphs, "_recorded", as_run),
-    ):
-        yield
-
-
 @dataclass
 class Pair:
     """An executor that runs eagerly, and one that replays what it can."""
 
     plain: TorchDecoder
     replaying: TorchDecoder
-    replayed: int = 0
 
-    def step(self, items: list[StepItem]) -> None:
-        """Runs a step on both and compares what they say."""
+    def step(self, items: list[StepItem]) -> bool:
+        """Runs a step on both and compares what they say; returns whether it was replayed."""
         expected = self.plain.step(items)
-        graphs = self.replaying._graphs
-        assert graphs is not None
-        with mock.patch.object(graphs, "run", wraps=graphs.run) as run:
+        with mock.patch.object(
+            self.replaying, "_run_eagerly", wraps=self.replaying._run_eagerly
+        ) as eagerly:
             found = self.replaying.step(items)
-        self.replayed += run.call_count
         for ours, eager in zip(found, expected, strict=True):
             assert (ours is None) == (eager is None)
             if ours is not None and eager is not None:
                 np.testing.assert_allclose(ours, eager, rtol=2e-3, atol=2e-3)
+        return not eagerly.called
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +117,7 @@ def test_padded_steps_say_what_eager_steps_say(
     is_last = part[1] == LAYERS
     cached: dict[int, int] = {}
     graphs = replaying(pair.replaying)
-    with emulation(), torch.inference_mode():
+    with emulated_graphs(), torch.inference_mode():
         graphs.capture()
         for executor in (pair.plain, pair.replaying):
             executor._pool.keys.fill_(float("nan"))  # nobody may look at rows never written
@@ -164,7 +145,9 @@ def test_padded_steps_say_what_eager_steps_say(
                     want = "nothing" if count > 1 and seed % 2 else "logits"
                 items.append(StepItem(session, cached[session], inputs, want))
                 cached[session] += count
-            pair.step(items)
+            enter_first = all(places[session] == part[0] for session, _ in step)
+            fits = sum(len(item.inputs) for item in items) <= SESSIONS + 40
+            assert pair.step(items) == (enter_first and fits)
     for session in cached:
         pair.plain.close_session(session)
         pair.replaying.close_session(session)
@@ -190,7 +173,7 @@ def test_a_bucket_met_often_is_captured_with_the_numbers_of_its_own_step(
 ) -> None:
     pair = pairs[0, LAYERS]
     graphs = replaying(decoder)
-    with emulation():
+    with emulated_graphs():
         for s in range(3):
             pair.plain.open_session(s, 0)
             decoder.open_session(s, 0)
@@ -208,8 +191,10 @@ def test_a_bucket_met_often_is_captured_with_the_numbers_of_its_own_step(
 def test_what_cannot_be_captured_runs_eagerly_from_then_on(decoder: TorchDecoder) -> None:
     graphs = replaying(decoder)
     decoder.open_session(0, 0)
-    failing = mock.Mock(side_effect=RuntimeError("operation not permitted when stream is capturing"))
-    with emulation(), mock.patch.object(StepGraphs, "_recorded", failing):
+    failing = mock.Mock(
+        side_effect=RuntimeError("operation not permitted when stream is capturing")
+    )
+    with emulated_graphs(), mock.patch.object(StepGraphs, "_recorded", failing):
         for _ in range(8):
             assert decoder.step(decode(decoder, 1))[0] is not None
     assert failing.call_count == 1
@@ -237,7 +222,7 @@ def test_a_step_begins_with_one_copy_and_slots_travel_only_when_sessions_change(
         executor.step(items)
         return list(sent)
 
-    with emulation(), mock.patch.object(StepBuffers, "_send", send), torch.inference_mode():
+    with emulated_graphs(), mock.patch.object(StepBuffers, "_send", send), torch.inference_mode():
         graphs.capture()
         for s in range(SESSIONS):
             executor.open_session(s, part[0])
@@ -258,7 +243,7 @@ def test_a_decode_step_touches_numpy_and_torch_a_fixed_number_of_times(
     """Sessions cost a step no calls of libraries, so its time on the host hardly grows with them."""
     graphs = replaying(decoder)
     calls = {}
-    with emulation(), torch.inference_mode():
+    with emulated_graphs(), torch.inference_mode():
         graphs.capture()
         for graph in graphs._graphs.values():
             graph.replay = mock.Mock()
