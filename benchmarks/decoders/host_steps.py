@@ -44,7 +44,7 @@ def _time(executor: Any, sessions: int) -> None:
     for session in range(sessions + 1):
         executor.open_session(session, 0)
     ways = [sampler(np.arange(3), seed, 0.0) for seed in range(sessions)]
-    chosen = mock.patch.object(executor._chooser, "choose", lambda *_: [0] * sessions)
+    chosen = mock.patch.object(executor._chooser, "choose", return_value=[0] * sessions)
     logits = mock.patch.object(executor._model, "logits", lambda rows: rows[:, :1])
     with chosen, logits, torch.inference_mode():
         for chunk in (0, 64):

@@ -52,7 +52,7 @@ class TorchDecoder(BookedDecoder):
 
     commits_on_use = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  (two of them are settings of the agent)
         self,
         repository: ModelRepository,
         key: PartitionKey,
