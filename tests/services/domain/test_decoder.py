@@ -95,6 +95,17 @@ def test_a_step_takes_the_larger_of_blocks_and_head() -> None:
     assert held.step_bytes(replace(asked, entries=3)) == held.step_bytes(asked)
 
 
+def test_graphs_keep_the_memory_of_the_largest_step_beside_it() -> None:
+    held = replace(HELD, step=StepSizes(1000, 10, 2, 50, 3, 4))
+    asked = LargestStep(sessions=5, chunk_tokens=20, session_tokens=100)
+    graphs = replace(held, has_graphs=True)
+    assert graphs.step_bytes(asked) - held.step_bytes(asked) == 25 * (10 + 2) + 3 * (2 << 20)
+    forms = tuple(replace(held, form=form) for form in DecoderForm)
+    table = DecoderTable("0", 3, 8, 2, 1, 4, 32, 128, (2,), 10, 20, 30, 4, forms=forms)
+    replayed = {each.form for form in DecoderForm if (each := table.held(form)).has_graphs}
+    assert replayed == {DecoderForm.TORCH_FLOAT16, DecoderForm.TORCH_BFLOAT16}
+
+
 def test_a_partition_is_weights_caches_and_a_step() -> None:
     held, asked = replace(HELD, step=StepSizes(row_bytes=3)), LargestStep(4, entries=2)
     assert held.partition_bytes((0, 2), 50, asked) == held.weight_bytes(0, 2, 2) + 100 + 12

@@ -99,6 +99,11 @@ class StepBuffers:
         return self._device[slice(*self._places[name])]
 
     @property
+    def on_device(self) -> list[torch.Tensor]:
+        """All tensors on the device; some share memory."""
+        return [self._device, self.entering, self.leaving]
+
+    @property
     def starts(self) -> torch.Tensor:
         """First pool row of each session in each layer: int32 [layers, columns].
 

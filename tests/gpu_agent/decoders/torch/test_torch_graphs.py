@@ -7,7 +7,7 @@ exactly the tensors that the kernel would get.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import numpy as np
@@ -23,7 +23,12 @@ from hypothesis import strategies as st
 from benchmarks.gpu.models.plain_flash import emulated_graphs
 from catenary_agent.decoders.base import CacheLayout, StepItem, Want
 from catenary_agent.decoders.sampling.sampling import SessionSampler
-from catenary_agent.decoders.torch.torch_attention import AttentionKernel, AttentionMetadata
+from catenary_agent.decoders.torch import torch_attention
+from catenary_agent.decoders.torch.torch_attention import (
+    AttentionKernel,
+    AttentionMetadata,
+    LayerCall,
+)
 from catenary_agent.decoders.torch.torch_cache import SlotPool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.decoders.torch.torch_graphs import (
@@ -32,10 +37,13 @@ from catenary_agent.decoders.torch.torch_graphs import (
     GraphLimits,
     StepGraphs,
 )
-from catenary_agent.decoders.torch.torch_static import StepBucket, StepBuffers
+from catenary_agent.decoders.torch.torch_static import StaticStep, StepBucket, StepBuffers
 from catenary_agent.executors.device import Device
+from catenary_services.domain.decoder import LargestStep
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
+from catenary_services.models.model_repository import ModelRepository
+from small_models.allocations import torch_peak_bytes
 from small_models.tiny_decoders import LAYERS, make_tiny_decoder
 
 SESSIONS = 6
@@ -50,6 +58,7 @@ MIDDLE = {(0, LAYERS): 2, (0, 2): 1, (2, LAYERS): 3, (1, 3): 2}
 class Pair:
     """An executor that runs eagerly, and one that replays what it can."""
 
+    repository: ModelRepository
     plain: TorchDecoder
     replaying: TorchDecoder
 
@@ -77,7 +86,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Pai
             TorchDecoder(repository, PartitionKey(model, *part), Device("cpu"), layout, 1)
             for _ in range(2)
         ]
-        made[part] = Pair(*executors)
+        made[part] = Pair(repository, *executors)
     return made
 
 
@@ -262,6 +271,33 @@ def test_a_decode_step_touches_numpy_and_torch_a_fixed_number_of_times(
             calls[sessions] = counts
     assert calls[2] == calls[6]
     assert calls[6][1] == calls[6][3] == 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_captured_steps_take_no_more_than_the_table_says(
+    pairs: dict[tuple[int, int], Pair], part: tuple[int, int]
+) -> None:
+    key, layout = pairs[part].plain.key, CacheLayout(20 * LAYERS, 200, (part[0],))
+    executor = TorchDecoder(pairs[part].repository, key, Device("cpu"), layout, 1, "float16")
+    executor._kernel = AttentionKernel.FLASH
+    limits = GraphLimits(20, 180)
+
+    def no_attention(_: LayerCall, query: torch.Tensor, *__: object) -> torch.Tensor:
+        return torch.zeros_like(query)
+
+    with mock.patch.object(torch_attention, "_flash", no_attention), torch.inference_mode():
+        graphs = StepGraphs(executor._model, executor._pool, HIDDEN, limits)
+        buffers = graphs.buffers
+        storages = [each.untyped_storage() for each in buffers.on_device]
+        kept = {each.data_ptr(): each.nbytes() for each in storages}
+        largest = graphs.buckets[-1]
+        assert largest.rows == 200
+        took = torch_peak_bytes(StaticStep(buffers, largest).run)
+    sizes, asked = executor.sizes, LargestStep(20, 180, 200)
+    said = sizes.step_bytes(asked) - replace(sizes, has_graphs=False).step_bytes(asked)
+    said -= len(sizes.block_bytes) * (2 << 20)  # of CUDA itself
+    assert sum(kept.values()) + took <= said + sizes.step.base_bytes
+    executor.close()
 
 
 def metadata(counts: list[int], entries: list[int] | None = None) -> AttentionMetadata:
