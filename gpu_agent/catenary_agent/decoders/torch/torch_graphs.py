@@ -57,6 +57,8 @@ class _Captured:
     """The graph of a bucket, or how often it would have been replayed."""
 
     replay: Callable[[], object] | None = None
+    static: StaticStep | None = None
+    """The step that is replayed, whose tensors the graph knows by address only."""
     met: int = 0
 
 
@@ -146,8 +148,10 @@ class StepGraphs:
                 self._capture(bucket)
 
     def _capture(self, bucket: StepBucket) -> None:
+        graph, static = self._graphs[bucket], StaticStep(self.buffers, bucket)
         try:
-            self._graphs[bucket].replay = self._recorded(StaticStep(self.buffers, bucket))
+            graph.replay = self._recorded(static)
+            graph.static = static
         except (RuntimeError, torch.OutOfMemoryError) as error:
             self._broken = True
             reason = str(error).splitlines()[0][:200]
