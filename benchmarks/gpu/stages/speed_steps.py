@@ -153,14 +153,19 @@ def prefill(here: Context) -> None:
             executor.step([StepItem(0, 0, tokens, "logits")])
             executor.close_session(0)
 
-        taken = here.time(run, 5, 2, executor._stream)
-        rate = operations * length / taken.span_s / 1e12
-        here.row(
-            f"prompt of {length}",
-            length / taken.wall_s,
-            "tok/s",
-            note=f"{taken.wall_s * 1e3:.1f} ms, {rate:.1f} TFLOP/s of products",
-        )
+        kept = executor._graphs
+        is_replayed = kept is not None and length <= kept.buckets[-1].rows
+        for mode in ("", ", eager") if is_replayed else ("",):
+            executor._graphs = None if mode else kept
+            taken = here.time(run, 5, 2, executor._stream)
+            rate = operations * length / taken.span_s / 1e12
+            here.row(
+                f"prompt of {length}{mode}",
+                length / taken.wall_s,
+                "tok/s",
+                note=f"{taken.wall_s * 1e3:.1f} ms, {rate:.1f} TFLOP/s of products",
+            )
+        executor._graphs = kept
     behind = max(lengths) // 2
     chunk = random_tokens(executor, min(512, behind), 1)
     pretend_context(executor, 1, behind)
