@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("triton")
 
 import torch
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
+    # Before Triton is imported, whose own functions are interpreted, too.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("transformers")
+pytest.importorskip("triton")
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
