@@ -1,4 +1,4 @@
-"""An executor with the layers of `transformers` in place of fused ones, to be measured beside it."""
+"""An executor with layers that are not fused, to be measured beside the one with fused ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def unfused(executor: Any) -> Iterator[None]:
     blocks.layers[:] = [getattr(each, "plain", each) for each in layers]
     blocks.norm = getattr(norm, "plain", norm)
     if graphs is not None:
-        executor._graphs = DecodeGraphs(
-            executor._model, executor._pool, executor.table.hidden_size
-        )
+        executor._graphs = DecodeGraphs(executor._model, executor._pool, executor.table.hidden_size)
     try:
         yield
     finally:

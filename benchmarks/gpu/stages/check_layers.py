@@ -1,4 +1,4 @@
-"""A stage about fused layers: their kernels at real sizes, whole models, and what a launch costs."""
+"""A stage about fused layers: their kernels at real sizes, whole models, and launches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _kernels(here: Context) -> None:
         return torch.randn(shape, generator=random, device=here.torch_device)
 
     weight = drawn(_HIDDEN).half()
-    rotation = rotations.HeadRotation(_QUERIES, _KEYS, _SIZE)
+    rotation = rotations.RotationKernel(_QUERIES, _KEYS, _SIZE)
     with torch.inference_mode():
         for count in (1, 64, 512):
             large = torch.where(torch.arange(count, device=here.torch_device) % 4 == 3, 1e6, 1.0)
@@ -79,7 +79,11 @@ def _kernels(here: Context) -> None:
                 partial(rotation, *given, (pool[0], pool[1])),
                 partial(rotation.plainly, *given, (beside[0], beside[1])),
             )
-            here.row(f"keys and values, {count} rows: distance", _distance(pool, beside), at_most=_ROUNDED)
+            here.row(
+                f"keys and values, {count} rows: distance",
+                _distance(pool, beside),
+                at_most=_ROUNDED,
+            )
         hidden = drawn(1, _HIDDEN)
         for name, call in (
             ("a fused norm", partial(norms.normed, hidden, weight, 1e-5)),

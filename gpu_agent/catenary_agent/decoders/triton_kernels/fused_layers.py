@@ -34,16 +34,11 @@ from catenary_agent.decoders.torch.torch_wide import (
     rounded,
     unscaled,
 )
+from catenary_agent.decoders.triton_kernels.layer_forms import is_class, why_not_fused
 from catenary_services.errors import InternalError
 from catenary_services.log import get_logger
 
 _log = get_logger("catenary_agent.decoders")
-_FAMILIES = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
-"""The beginnings of the names of classes of this form, and the packages they are in."""
-_LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj")
-_HEAD_NORMS = {"q_norm", "k_norm"}
-_MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _TOLERANCE = 0.02
 """The largest difference accepted, relative to what a layer adds. A rounding to 11 bits that falls
 the other way is 0.0005."""
@@ -76,7 +71,7 @@ class FusedLayer(torch.nn.Module):
         queries, keys = (each.weight.shape[0] // size for each in parts[:2])
         has_bias = attention.q_proj.bias is not None
         normed = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        self._rotated = rotations.HeadRotation(
+        self._rotated = rotations.RotationKernel(
             queries,
             keys,
             size,
@@ -138,70 +133,6 @@ class FusedNorm(torch.nn.Module):
         return self._entering.put(made)
 
 
-def why_not_fused(layer: Any, rotated_size: int) -> str | None:
-    """Returns the reason why a layer is not of the form that is fused, as a phrase; None if it is.
-
-    Args:
-        layer: A layer of `transformers` with the modules of `torch_wide`.
-        rotated_size: Number of elements of a head that are rotated.
-    """
-    family = type(layer).__name__.removesuffix("DecoderLayer")
-    if not _is_class(layer, family, "DecoderLayer"):
-        return f"{type(layer).__name__} is no known class"
-    if _children(layer) != _LAYER_PARTS:
-        return f"it has the parts {sorted(_children(layer))}"
-    attention, mlp = layer.self_attn, layer.mlp
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    has_norms = _children(attention) - set(_MATRICES) == _HEAD_NORMS
-    head_norms = [attention.q_norm, attention.k_norm] if has_norms else []
-    if not _is_class(attention, family, "Attention") or not (
-        has_norms or _children(attention) == set(_MATRICES)
-    ):
-        return "its attention has another form"
-    if not _is_class(mlp, family, "MLP") or _children(mlp) != _MLP_PARTS:
-        return "its feed-forward part has another form"
-    if type(mlp.act_fn).__name__ not in {"SiLUActivation", "SiLU"}:
-        return f"it computes {type(mlp.act_fn).__name__}"
-    if not all(_is_class(each, family, "RMSNorm") for each in (*norms, *head_norms)):
-        return "it has norms of another form"
-    return _why_not_sizes(attention, mlp, (norms, head_norms), rotated_size)
-
-
-def _why_not_sizes(
-    attention: Any, mlp: Any, norms: tuple[list[Any], list[Any]], rotated_size: int
-) -> str | None:
-    from catenary_agent.decoders.triton_kernels.norms import MOST_NUMBERS
-
-    entering = [attention.q_proj, attention.k_proj, attention.v_proj]
-    others = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    for each in (*entering, *others):
-        if type(each) is not WideLinear or each.weight.dtype is not torch.float16:
-            return "its matrices are not of float16"
-    if any(each.bias is not None for each in others):
-        return "its matrices have biases"
-    if len({each.bias is None for each in entering}) > 1:
-        return "some of its matrices have biases"
-    size, hidden = attention.head_dim, len(norms[0][0].weight)
-    widths = [each.weight.shape[0] for each in entering]
-    inner = mlp.gate_proj.weight.shape[0]
-    if widths[1] != widths[2] or any(width % size for width in widths):
-        return "keys and values differ in size"
-    shapes = [tuple(each.weight.shape) for each in (*entering, *others)]
-    expected = [(width, hidden) for width in widths]
-    expected += [(hidden, widths[0]), (inner, hidden), (inner, hidden), (hidden, inner)]
-    if shapes != expected or hidden > MOST_NUMBERS:
-        return f"it has matrices of {shapes}"
-    if rotated_size != size or size % 2:
-        return f"it rotates {rotated_size} of {size} elements"
-    if any(tuple(each.weight.shape) != (hidden,) for each in norms[0]):
-        return "its norms differ in size"
-    if any(tuple(each.weight.shape) != (size,) for each in norms[1]):
-        return "its norms of heads differ in size"
-    if len({each.variance_epsilon for each in norms[1]}) > 1:
-        return "its norms of heads differ"
-    return None
-
-
 def fuse(blocks: DecoderBlocks, shape: TokenCacheShape, kernel: AttentionKernel) -> None:
     """Replaces layers and the last norm where that is possible.
 
@@ -244,7 +175,7 @@ def _fuse_norm(blocks: DecoderBlocks) -> None:
     if (
         type(head) is WideLinear
         and head.weight.dtype is torch.float16
-        and _is_class(blocks.norm, family, "RMSNorm")
+        and is_class(blocks.norm, family, "RMSNorm")
     ):
         blocks.norm = FusedNorm(blocks.norm, blocks.entering)
 
@@ -281,20 +212,9 @@ def check_fused(
 
 
 def _joined(linears: list[Any], name: str) -> torch.Tensor:
-    """Returns the weights or biases of several matrices in one tensor, of which they become views."""
+    """Returns weights or biases of matrices in one tensor, of which they become views."""
     whole = torch.cat([getattr(each, name) for each in linears])
     parts = whole.split([len(getattr(each, name)) for each in linears])
     for each, part in zip(linears, parts, strict=True):
         setattr(each, name, torch.nn.Parameter(part, requires_grad=False))
     return whole
-
-
-def _is_class(module: Any, family: str, ending: str) -> bool:
-    """Returns True if a module's class is that of `transformers` for a family of this form."""
-    kind, package = type(module), _FAMILIES.get(family)
-    where = f"transformers.models.{package}.modeling_{package}"
-    return kind.__name__ == f"{family}{ending}" and kind.__module__ == where
-
-
-def _children(module: torch.nn.Module) -> set[str]:
-    return {name for name, _ in module.named_children()}

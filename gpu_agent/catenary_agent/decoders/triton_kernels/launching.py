@@ -31,8 +31,10 @@ class KernelLauncher:
         self._warps = warps
         self._compiled: dict[int, tuple[Any, ...]] = {}
 
-    def __call__(self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], *numbers: int) -> None:
-        """Launches the kernel on the current stream of the tensors' device, which is the current one.
+    def __call__(
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], *numbers: int
+    ) -> None:
+        """Launches the kernel on the current stream of the tensors' device, the current one.
 
         Args:
             grid: The number of programs in two directions.

@@ -14,9 +14,6 @@ import triton.language as tl
 from catenary_agent.decoders.torch.torch_wide import LARGEST_IN_ROWS, MatrixOperand, rounded
 from catenary_agent.decoders.triton_kernels.launching import KernelLauncher
 
-MOST_NUMBERS = 16384
-"""The longest row, which a program holds in registers."""
-
 
 @triton.jit
 def _norm_kernel(
@@ -49,7 +46,7 @@ def _norm_kernel(
 
 
 @cache
-def _launcher(size: int, epsilon: float, adds: bool) -> KernelLauncher:  # noqa: FBT001
+def _launcher(size: int, epsilon: float, adds: bool) -> KernelLauncher:
     block = triton.next_power_of_2(size)
     constants = {
         "SIZE": size,
@@ -65,7 +62,7 @@ def normed(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> Matrix
     """Returns the RMS norm of float32 rows [n, size], as an operand of float16 matrices."""
     rows = torch.empty(hidden.shape, dtype=torch.float16, device=hidden.device)
     scale = torch.empty((len(hidden), 1), dtype=torch.float32, device=hidden.device)
-    launch = _launcher(hidden.shape[1], epsilon, False)  # noqa: FBT003
+    launch = _launcher(hidden.shape[1], epsilon, False)
     launch((len(hidden), 1), (hidden, hidden, weight, hidden, rows, scale))
     return MatrixOperand(rows, scale)
 
@@ -77,7 +74,7 @@ def sum_normed(
     total = torch.empty_like(hidden)
     rows = torch.empty(hidden.shape, dtype=torch.float16, device=hidden.device)
     scale = torch.empty((len(hidden), 1), dtype=torch.float32, device=hidden.device)
-    launch = _launcher(hidden.shape[1], epsilon, True)  # noqa: FBT003
+    launch = _launcher(hidden.shape[1], epsilon, True)
     launch((len(hidden), 1), (hidden, added, weight, total, rows, scale))
     return total, MatrixOperand(rows, scale)
 

@@ -23,7 +23,9 @@ LARGEST_CACHED = float(torch.finfo(torch.float16).max)
 
 
 @triton.jit
-def _head_norm(left, right, weight, of_others, first, inside, HALF: tl.constexpr, EPS: tl.constexpr):
+def _head_norm(
+    left, right, weight, of_others, first, inside, HALF: tl.constexpr, EPS: tl.constexpr
+):
     """Returns both halves of heads divided by their root mean square, times one of two weights."""
     mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / (2 * HALF)
     root = tl.rsqrt(mean + EPS)[:, None]
@@ -114,7 +116,7 @@ def _rotation_kernel(
 
 
 @dataclass(frozen=True)
-class HeadRotation:
+class RotationKernel:
     """What happens to the heads of a layer between product and attention."""
 
     queries: int
