@@ -146,7 +146,7 @@ def _models(here: Context) -> None:
 
 
 def _answer(executor: Any, session: int) -> np.ndarray:
-    """Returns the logits of a prompt and of some tokens behind it; even sessions have a long one."""
+    """Returns the logits of a prompt, long for even sessions, and of some tokens behind it."""
     count = 40 if session % 2 == 0 else 7
     made = [prompt(executor, session, random_tokens(executor, count, session % 2))]
     for _ in range(4):

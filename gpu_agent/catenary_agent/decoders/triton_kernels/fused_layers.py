@@ -97,7 +97,7 @@ class FusedLayer(torch.nn.Module):
         **_: Any,
     ) -> torch.Tensor:
         """Returns float32 [1, rows, hidden size] of the same."""
-        step, rows = catenary.step, hidden[0]
+        step, rows = catenary.step, hidden[0].contiguous()
         operand = self._normed(rows, self._before.weight, self._before.epsilon)
         assert operand.scale is not None
         query = self._rotated(
@@ -129,7 +129,7 @@ class FusedNorm(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float16 rows, whose scales are where the projection looks for them."""
-        made = self._normed(hidden, self.plain.weight, self.plain.variance_epsilon)
+        made = self._normed(hidden.contiguous(), self.plain.weight, self.plain.variance_epsilon)
         return self._entering.put(made)
 
 

@@ -72,9 +72,10 @@ def gated(product: torch.Tensor, entered: torch.Tensor) -> MatrixOperand:
         product: float32 [n, 2 * size]: what the matrices of both halves make, one beside the other.
         entered: The scale of the rows that entered these, float32 [n, 1].
     """
-    count, size = product.shape[0], product.shape[1] // 2
-    rows = torch.empty((count, size), dtype=torch.float16, device=product.device)
-    scale = torch.empty((count, 1), dtype=torch.float32, device=product.device)
+    count, both = product.shape
+    size = both // 2
+    rows = product.new_empty((count, size), dtype=torch.float16)
+    scale = product.new_empty((count, 1))
     _launcher(size)((count, 1), (product, entered, rows, scale))
     return MatrixOperand(rows, scale)
 

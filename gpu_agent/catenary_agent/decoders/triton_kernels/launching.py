@@ -45,7 +45,10 @@ class KernelLauncher:
             return
         device = tensors[0].get_device()
         places = [each.data_ptr() for each in tensors]
-        aligned = not any(place % _ALIGNED for place in places)
+        bits = 0
+        for place in places:
+            bits |= place
+        aligned = bits % _ALIGNED == 0
         compiled = self._compiled.get(device) if aligned else None
         if compiled is not None:
             run, function, metadata = compiled

@@ -60,10 +60,11 @@ def _launcher(size: int, epsilon: float, adds: bool) -> KernelLauncher:
 
 def normed(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> MatrixOperand:
     """Returns the RMS norm of float32 rows [n, size], as an operand of float16 matrices."""
-    rows = torch.empty(hidden.shape, dtype=torch.float16, device=hidden.device)
-    scale = torch.empty((len(hidden), 1), dtype=torch.float32, device=hidden.device)
-    launch = _launcher(hidden.shape[1], epsilon, False)
-    launch((len(hidden), 1), (hidden, hidden, weight, hidden, rows, scale))
+    count, size = hidden.shape
+    rows = torch.empty_like(hidden, dtype=torch.float16)
+    scale = hidden.new_empty((count, 1))
+    launch = _launcher(size, epsilon, False)
+    launch((count, 1), (hidden, hidden, weight, hidden, rows, scale))
     return MatrixOperand(rows, scale)
 
 
@@ -72,10 +73,11 @@ def sum_normed(
 ) -> tuple[torch.Tensor, MatrixOperand]:
     """Returns the sum of float32 rows [n, size], and its RMS norm as an operand."""
     total = torch.empty_like(hidden)
-    rows = torch.empty(hidden.shape, dtype=torch.float16, device=hidden.device)
-    scale = torch.empty((len(hidden), 1), dtype=torch.float32, device=hidden.device)
-    launch = _launcher(hidden.shape[1], epsilon, True)
-    launch((len(hidden), 1), (hidden, added, weight, total, rows, scale))
+    count, size = hidden.shape
+    rows = torch.empty_like(hidden, dtype=torch.float16)
+    scale = hidden.new_empty((count, 1))
+    launch = _launcher(size, epsilon, True)
+    launch((count, 1), (hidden, added, weight, total, rows, scale))
     return total, MatrixOperand(rows, scale)
 
 

@@ -161,7 +161,7 @@ class RotationKernel:
             writes: The pool rows to store at, int64 [layers, n or more], and the layer.
             caches: Keys and values of the pool, float16 [rows, keys, size].
         """
-        count = len(product)
+        count = product.shape[0]
         query = product.new_empty((count, self.queries, self.size), dtype=torch.float16)
         bias = product if self.bias is None else self.bias
         norms = (product, product) if self.norms is None else self.norms
