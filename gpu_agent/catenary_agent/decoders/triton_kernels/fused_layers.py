@@ -29,12 +29,18 @@ from catenary_agent.decoders.torch.torch_attention import (
 from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_weights import DecoderBlocks, ScaledModule
 from catenary_agent.decoders.torch.torch_wide import (
+    MatrixOperand,
     OperandCache,
     WideLinear,
+    joined,
     rounded,
     unscaled,
 )
-from catenary_agent.decoders.triton_kernels.layer_forms import is_class, why_not_fused
+from catenary_agent.decoders.triton_kernels.layer_forms import (
+    MOST_NORMED,
+    is_class,
+    why_not_fused,
+)
 from catenary_services.errors import InternalError
 from catenary_services.log import get_logger
 
@@ -97,23 +103,31 @@ class FusedLayer(torch.nn.Module):
         **_: Any,
     ) -> torch.Tensor:
         """Returns float32 [1, rows, hidden size] of the same."""
-        step, rows = catenary.step, hidden[0].contiguous()
-        operand = self._normed(rows, self._before.weight, self._before.epsilon)
-        assert operand.scale is not None
-        query = self._rotated(
-            unscaled(operand, self._entering),
-            operand.scale,
-            position_embeddings,
-            (step.writes, catenary.layer),
-            (step.pool.keys, step.pool.values),
-        )
-        seen = attend_stored(catenary, query.transpose(0, 1)[None], self._how)
-        leaving = unscaled(rounded(seen.reshape(len(rows), -1), query.dtype), self._leaving)
-        total, operand = self._sum_normed(rows, leaving, self._behind.weight, self._behind.epsilon)
+        rows = hidden[0].contiguous()
+        added = self._attention(rows, position_embeddings, catenary)
+        total, operand = self._sum_normed(rows, added, self._behind.weight, self._behind.epsilon)
+        del added  # the products that follow need the memory
         assert operand.scale is not None
         operand = self._gated(unscaled(operand, self._halves), operand.scale)
         assert operand.scale is not None
         return total.addcmul_(unscaled(operand, self._down), operand.scale)[None]
+
+    def _attention(
+        self, rows: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], call: LayerCall
+    ) -> torch.Tensor:
+        """Returns what attention adds to rows float32 [n, hidden size]."""
+        operand = self._normed(rows, self._before.weight, self._before.epsilon)
+        assert operand.scale is not None
+        step, pool = call.step, call.step.pool
+        query = self._rotated(
+            unscaled(operand, self._entering),
+            operand.scale,
+            angles,
+            (step.writes, call.layer),
+            (pool.keys, pool.values),
+        )
+        seen = attend_stored(call, query.transpose(0, 1)[None], self._how)
+        return unscaled(rounded(seen.reshape(len(rows), -1), query.dtype), self._leaving)
 
 
 class FusedNorm(torch.nn.Module):
@@ -127,10 +141,14 @@ class FusedNorm(torch.nn.Module):
         self._entering = entering
         self._normed = norms.normed
 
+    def operand(self, hidden: torch.Tensor) -> MatrixOperand:
+        """Returns the normalised rows."""
+        epsilon = self.plain.variance_epsilon
+        return self._normed(hidden.contiguous(), self.plain.weight, epsilon)
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float16 rows, whose scales are where the projection looks for them."""
-        made = self._normed(hidden.contiguous(), self.plain.weight, self.plain.variance_epsilon)
-        return self._entering.put(made)
+        return self._entering.put(self.operand(hidden))
 
 
 def fuse(blocks: DecoderBlocks, shape: TokenCacheShape, kernel: AttentionKernel) -> None:
@@ -154,7 +172,7 @@ def fuse(blocks: DecoderBlocks, shape: TokenCacheShape, kernel: AttentionKernel)
                 torch.cuda.empty_cache()
             check_fused(blocks, (layer, fused), shape, kernel)
             blocks.layers[index] = fused
-        _fuse_norm(blocks)
+        _fuse_norm(blocks, shape.device)
     except Exception as error:  # a compiler's, a driver's, or a want of memory
         reason = (str(error).splitlines() or [""])[0][:200]
         _log.warning("fused_layers_unavailable", reason=f"{type(error).__name__}: {reason}")
@@ -166,18 +184,32 @@ def _why_not_here(blocks: DecoderBlocks, shape: TokenCacheShape, layer: Any) -> 
         return f"caches are of {shape.dtype}"
     if not described.has_plain_scores:
         return "scores of this model are capped, or its heads have sinks"
+    if blocks.rotary_kinds:
+        return "its layers have several rotary embeddings"
     return why_not_fused(layer, described.rotated_size)
 
 
-def _fuse_norm(blocks: DecoderBlocks) -> None:
+def _fuse_norm(blocks: DecoderBlocks, device: torch.device) -> None:
+    """Replaces the last norm if only a matrix of float16 reads it."""
     head = blocks.head.inner if isinstance(blocks.head, ScaledModule) else blocks.head
     family = type(blocks.norm).__name__.removesuffix("RMSNorm")
-    if (
-        type(head) is WideLinear
-        and head.weight.dtype is torch.float16
-        and is_class(blocks.norm, family, "RMSNorm")
-    ):
-        blocks.norm = FusedNorm(blocks.norm, blocks.entering)
+    if type(head) is not WideLinear or head.weight.dtype is not torch.float16:
+        return
+    if not is_class(blocks.norm, family, "RMSNorm") or head.weight.shape[1] > MOST_NORMED:
+        return
+    fused = FusedNorm(blocks.norm, blocks.entering)
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn((3, head.weight.shape[1]), generator=random).to(device)
+    with torch.inference_mode():
+        made = fused.operand(hidden)
+        _check_near(joined(made, made.rows), fused.plain(hidden))
+    blocks.norm = fused
+
+
+def _check_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-20))
+    if not error < _TOLERANCE:
+        raise InternalError(f"a fused layer or norm is off by {error:.3g}")
 
 
 def check_fused(
@@ -193,9 +225,7 @@ def check_fused(
     results, pools = [], []
     with torch.inference_mode():
         positions = torch.from_numpy(plan.positions).to(shape.device)
-        kinds = blocks.rotary_kinds
-        kind = {"layer_type": kinds[blocks.layers.index(plain)]} if kinds else {}
-        angles = blocks.rotary(hidden, positions[None], **kind)
+        angles = blocks.rotary(hidden, positions[None])
         for layer in (plain, fused):
             pool = SlotPool(3, 16, 1, shape)
             pool.keys.fill_(0.125)
@@ -206,9 +236,7 @@ def check_fused(
             pools.append(torch.cat((pool.keys, pool.values)).float())
         blocks.entering.forget()
         for expected, found in (results, pools):
-            error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-20))
-            if not error < _TOLERANCE:
-                raise InternalError(f"a fused layer is off by {error:.3g}")
+            _check_near(found, expected)
 
 
 def _joined(linears: list[Any], name: str) -> torch.Tensor:

@@ -31,7 +31,7 @@ from small_models.tiny_decoders import LAYERS, VOCABULARY, reference_model, shar
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-FUSED = ("llama", "mistral", "qwen2", "qwen3")
+FUSED = ("llama, llama3", "mistral, window", "qwen2, window", "qwen3")
 TOLERANCE = 2e-3
 """Four steps of float16."""
 
@@ -198,11 +198,13 @@ def differences(executor: TorchDecoder) -> list[float]:
 
 
 def test_a_session_that_is_read_again_goes_on_as_near_as_with_plain_layers() -> None:
-    fused, plain = (differences(opened("llama", fused=each)) for each in (True, False))
+    fused, plain = (differences(opened("llama, llama3", fused=each)) for each in (True, False))
     assert np.mean(fused) <= 3 * np.mean(plain) + 1e-4
 
 
-@pytest.mark.parametrize("variant", ["gemma", "gemma2", "mixtral", "phi3", "olmo2", "granite"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "gemma", "gemma2", "mixtral", "phi3", "olmo2", "granite"]
+)
 def test_layers_of_another_form_stay_as_they_are(variant: str) -> None:
     executor = opened(variant, fused=True)
     assert not any(isinstance(each, FusedLayer) for each in executor._model.blocks.layers)
@@ -227,7 +229,7 @@ def changed(what: str, layer: Any) -> None:
 
 @pytest.mark.parametrize("what", ["activation", "part", "bias", "matrix", "norm", "datatype"])
 def test_a_layer_with_something_else_is_not_fused(what: str) -> None:
-    executor = opened("llama", fused=False)
+    executor = opened("llama, llama3", fused=False)
     layer = executor._model.blocks.layers[0]
     size = executor.table.head_size
     assert why_not_fused(layer, size) is None
@@ -247,12 +249,12 @@ def test_layers_whose_kernels_are_wrong_or_fail_stay_as_they_are(
             raise RuntimeError("no compiler")
         return right(product * 1.1, entered)
 
-    executor = opened("llama", fused=False)
+    executor = opened("llama, llama3", fused=False)
     monkeypatch.setattr(gates, "gated", instead)
     fuse(executor._model.blocks, executor._shape, executor._kernel)
     assert not any(isinstance(each, FusedLayer) for each in executor._model.blocks.layers)
     assert not isinstance(executor._model.blocks.norm, FusedNorm)
-    found = compared_logits([executor], reference_model(*shared_variant("llama")))
+    found = compared_logits([executor], reference_model(*shared_variant("llama, llama3")))
     assert found.tokens == found.expected_tokens
 
 
