@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +25,8 @@ _HIDDEN, _INNER, _QUERIES, _KEYS, _SIZE = 4096, 14_336, 32, 8, 128
 def layers(here: Context) -> None:
     """Compares fused layers with those of `transformers`, kernel by kernel and as a model."""
     if here.is_cuda:
+        compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        here.row("a C compiler, which Triton needs", compiler or "none")
         _kernels(here)
     _models(here)
 
