@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.models.choosing import sampler
+from benchmarks.gpu.models.layers import unfused
 from benchmarks.gpu.models.models import (
     Made,
     Wanted,
@@ -96,7 +97,23 @@ def decode(here: Context) -> None:
                 for want in ("nothing",) if only_steps else tuple(_CHOICES):
                     _time_step(here, executor, size, context, (mode, want, floor))
         executor._graphs = kept
+        if context == contexts[0]:
+            _decode_unfused(here, executor, fitting[:3], (context, bandwidth))
         close_all(executor, max(fitting))
+
+
+def _decode_unfused(
+    here: Context, executor: Any, sizes: list[int], given: tuple[int, float]
+) -> None:
+    """Times the same steps with the layers of `transformers`."""
+    context, bandwidth = given
+    with unfused(executor):
+        kept = executor._graphs
+        for size in sizes:
+            floor = (weight_bytes(executor) + size * context * cache_bytes(executor)) / bandwidth
+            for mode in ("graph", "eager") if kept is not None else ("eager",):
+                executor._graphs = kept if mode == "graph" else None
+                _time_step(here, executor, size, context, (f"{mode}, unfused", "nothing", floor))
 
 
 def _time_step(

@@ -190,12 +190,26 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     step.pool.write(
         step.writes[call.layer, :rows], key[0].transpose(0, 1), value[0].transpose(0, 1)
     )
+    return attend_stored(call, query, (scaling, sliding_window, softcap, s_aux)), None
+
+
+def attend_stored(call: LayerCall, query: torch.Tensor, how: ScoreFormula) -> torch.Tensor:
+    """Attends to all cached tokens of each session, the new ones included.
+
+    Args:
+        call: The layer of a step.
+        query: [1, heads, rows, head size], rotated, in the datatype of the caches.
+        how: The formula of scores.
+
+    Returns:
+        The same datatype, [1, rows, heads, head size].
+    """
+    step, plan = call.step, call.step.plan
     if step.kernel is AttentionKernel.FLASH:
-        return _mixed(call, query[0].transpose(0, 1), scaling, sliding_window)[None], None
+        scaling, window, _, _ = how
+        return _mixed(call, query[0].transpose(0, 1), scaling, window)[None]
     output = torch.empty_like(query.transpose(1, 2))
-    plan = step.plan
     assert plan is not None  # only FLASH runs under a CUDA graph
-    how = scaling, sliding_window, softcap, s_aux
     singly = list(range(call.sessions))
     if step.kernel is AttentionKernel.PADDED:
         groups = _gathered(step, [i for i in singly if plan.counts[i] == 1])
@@ -206,7 +220,7 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     for i in singly:
         part = slice(plan.bounds[i], plan.bounds[i + 1])
         output[:, part] = _one(call, query[:, :, part], i, how)
-    return output, None
+    return output
 
 
 def _gathered(step: StepTensors, sessions: list[int]) -> list[list[int]]:

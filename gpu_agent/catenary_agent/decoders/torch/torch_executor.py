@@ -34,6 +34,7 @@ from catenary_agent.decoders.torch.torch_weights import (
     runtime_of,
     torch_device,
 )
+from catenary_agent.decoders.triton_kernels.fused_layers import fuse
 from catenary_agent.devices.device_errors import let_go
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.arrays import CacheArray
@@ -108,6 +109,8 @@ class TorchDecoder(BookedDecoder):
             heads, size = self.table.key_value_heads, self.table.head_size
             self._shape = TokenCacheShape(heads, size, cache_dtype(numbers), self._device)
             self._kernel = self._choose_kernel()
+            if self._device.type == "cuda":
+                fuse(blocks, self._shape, self._kernel)
             self._pool = self._new_pool(layout.block_slots, layout.session_tokens)
             self.memory_bytes = blocks.memory_bytes + self._pool.spare_bytes
             self._renew_graphs(capture=True)
