@@ -118,16 +118,14 @@ def tiles(here: Context) -> None:
     if not here.is_cuda:
         here.row("tiles are of Triton", "a GPU")
         return
-    from catenary_agent.decoders.triton_kernels.quantised import TILES, ProductTile, times_codes
+    from catenary_agent.decoders.triton_kernels.quantised import TILES, MatrixTile, times_codes
 
     for shape in _SHAPES:
         for precision in ("int8", "int4"):
             layers, _ = _layers(here, precision, shape)
             for (count, *others), used in zip(_OTHER_TILES, TILES, strict=True):
-                rows = torch.zeros(
-                    count, shape[1], dtype=torch.float16, device=here.torch_device
-                )
-                for tile in (used, *(ProductTile(*each) for each in others)):
+                rows = torch.zeros(count, shape[1], dtype=torch.float16, device=here.torch_device)
+                for tile in (used, *(MatrixTile(*each) for each in others)):
                     calls = [
                         partial(times_codes, rows, each.codes, each.steps, None, tile)
                         for each in layers
@@ -136,7 +134,7 @@ def tiles(here: Context) -> None:
                     what = f"{precision}, {shape[0]} x {shape[1]}, {count} rows, {name}"
                     try:
                         here.row(what, _span_us(here, calls), "us")
-                    except Exception as error:  # noqa: BLE001 - a tile may be too large for a card
+                    except Exception as error:  # a tile may be too large for a card
                         here.row(what, (str(error).splitlines() or ["failed"])[0][:80])
 
 

@@ -21,6 +21,7 @@ _SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 _TESTS = (
     "tests/gpu_agent/decoders/torch/test_torch_attention.py",
     "tests/gpu_agent/decoders/torch/test_torch_executor.py",
+    "tests/gpu_agent/decoders/triton_kernels",
     "tests/gpu_agent/executors/test_torch_part.py",
     "tests/gpu_agent/decoders/sampling/test_sampling.py",
 )

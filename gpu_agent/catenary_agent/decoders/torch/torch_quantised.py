@@ -40,9 +40,7 @@ _TESTED_ROWS = 1, 40, 100, 300
 """Numbers of rows for which kernels do different things."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position within a word of AWQ of the code of each of eight outputs."""
-TimesCodes = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor
-]
+TimesCodes = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """A function of rows, codes, steps and the scales of rows; see `quantised.times_codes`."""
 
 
@@ -205,7 +203,8 @@ def kernel_for(device: torch.device, dtype: torch.dtype, group: int) -> TimesCod
         from catenary_agent.decoders.triton_kernels.quantised import times_codes
 
         reason = why_not_kernel(times_codes, device, dtype, group)
-    except Exception as error:  # noqa: BLE001 - whatever is amiss with Triton, weights can be unpacked
+    except Exception as error:
+        # Whatever is amiss with Triton or its compilers, weights can be unpacked.
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     if reason is None:
         return times_codes

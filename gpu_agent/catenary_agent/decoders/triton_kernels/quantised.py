@@ -25,8 +25,8 @@ MOST_ROWS = 256
 """The most rows for which codes are multiplied with. Captured decode steps have no more, so that
 their graphs keep no matrix of numbers."""
 _PROGRAMS = 512
-"""The programs for a tile of rows up to which inputs are divided: about four for each multiprocessor
-of a large card."""
+"""The programs for a tile of rows up to which inputs are divided: about four for each
+multiprocessor of a large card."""
 _TILE_OUTPUTS = 64
 _PART_INPUTS = 512
 """The inputs of a part are a multiple of this, which all tiles divide."""
@@ -35,7 +35,7 @@ _FINISHED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ProductTile:
+class MatrixTile:
     """What a program multiplies at a time, and how."""
 
     rows: int
@@ -47,9 +47,9 @@ class ProductTile:
 
 
 TILES = (
-    ProductTile(16, _TILE_OUTPUTS, 128, warps=4, stages=4),
-    ProductTile(64, _TILE_OUTPUTS, 128, warps=4, stages=3),
-    ProductTile(128, 2 * _TILE_OUTPUTS, 64, warps=8, stages=3),
+    MatrixTile(16, _TILE_OUTPUTS, 128, warps=4, stages=4),
+    MatrixTile(64, _TILE_OUTPUTS, 128, warps=4, stages=3),
+    MatrixTile(128, 2 * _TILE_OUTPUTS, 64, warps=8, stages=3),
 )
 """The tiles by number of rows. Few rows wait for codes, of which many blocks are on their way; many
 rows are read less often by programs with more outputs."""
@@ -60,7 +60,7 @@ def times_codes(
     codes: torch.Tensor,
     steps: torch.Tensor,
     row_scales: torch.Tensor | None = None,
-    tile: ProductTile | None = None,
+    tile: MatrixTile | None = None,
 ) -> torch.Tensor:
     """Returns float32 [n, outputs]: rows times the weights of codes, times the scale of each row.
 

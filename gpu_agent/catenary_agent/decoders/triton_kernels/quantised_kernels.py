@@ -62,10 +62,10 @@ def _numbers(
         # With the sign bit inverted, a byte is the code plus 128.
         made = _in_float32(byte.to(tl.int32) ^ 128, 128)
     else:
-        WIDTH: tl.constexpr = GROUP if GROUP < INPUTS else INPUTS
-        begin = first + WIDTH * tl.arange(0, INPUTS // WIDTH)
+        span: tl.constexpr = GROUP if GROUP < INPUTS else INPUTS
+        begin = first + span * tl.arange(0, INPUTS // span)
         inside = there[:, None] & (begin < inputs)[None, :]
-        pair = (begin // 2)[:, None] + tl.arange(0, WIDTH // 2)[None, :]
+        pair = (begin // 2)[:, None] + tl.arange(0, span // 2)[None, :]
         place = (output.to(tl.int64) * width)[:, None, None] + pair[None, :, :]
         byte = tl.load(codes + place, mask=inside[:, :, None], other=0).to(tl.int32)
         place = (begin // GROUP)[None, :] * outputs + output[:, None]

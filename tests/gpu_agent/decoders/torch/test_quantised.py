@@ -116,9 +116,7 @@ def test_matrices_of_the_same_rows_round_them_once(precision: str, tmp_path: Pat
     source, _ = tiny(tmp_path / "tiny")
     repository = import_it(tmp_path / "models", source, precision)
     key = PartitionKey(KEY, 0, LAYERS)
-    executor = TorchDecoder(
-        repository, key, Device("cpu"), CacheLayout(8, 64, (0,)), 1, "float16"
-    )
+    executor = TorchDecoder(repository, key, Device("cpu"), CacheLayout(8, 64, (0,)), 1, "float16")
     executor.open_session(1, 0)
     with mock.patch.object(torch_wide, "rounded", wraps=torch_wide.rounded) as rounded:
         executor.step([StepItem(1, 0, IDS, "hidden")])

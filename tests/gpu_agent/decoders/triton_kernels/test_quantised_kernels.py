@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from catenary_agent.decoders.model_files.quantisation import unpacking_bytes
 from catenary_agent.decoders.torch.torch_quantised import (
     EightBitLinear,
     FourBitLinear,
@@ -151,9 +152,7 @@ def test_what_a_row_results_in_does_not_depend_on_the_others(
 ) -> None:
     # The interpreter's products may be added in another order for each shape.
     count = MOST_ROWS if ON_GPU else 16
-    codes, steps = (
-        eight_bits(random, 80, 1088) if bits == 8 else four_bits(random, 80, 1088, 32)
-    )
+    codes, steps = eight_bits(random, 80, 1088) if bits == 8 else four_bits(random, 80, 1088, 32)
     rows = torch.randn(count, 1088, generator=random).half().to(DEVICE)
     whole = times_codes(rows, codes, steps)
     for some in (1, 7, 16, 40, 64, 100):
@@ -167,6 +166,9 @@ def test_inputs_are_divided_by_the_matrix_alone() -> None:
             parts, each = parts_of(outputs, inputs)
             assert (parts - 1) * each < inputs <= parts * each
             assert all(each % tile.inputs == 0 for tile in TILES)
+            # Tables count what unpacking takes, and sums of parts must not take more.
+            sums = 4 * parts * MOST_ROWS * outputs
+            assert parts == 1 or sums <= unpacking_bytes("int8", (outputs, inputs), 2)
     assert parts_of(4096, 14_336)[0] > 1
     assert parts_of(128_256, 4096)[0] == 1
 
@@ -200,7 +202,9 @@ def test_layers_take_the_kernel_and_give_what_they_give_without(random: torch.Ge
         assert made._times_codes is times_codes
         found = made(rows)
         made._times_codes = None
-        torch.testing.assert_close(found, made(rows), rtol=2e-3, atol=2e-3 * float(found.abs().max()))
+        torch.testing.assert_close(
+            found, made(rows), rtol=2e-3, atol=2e-3 * float(found.abs().max())
+        )
 
 
 COMPILING = """
@@ -264,7 +268,8 @@ SHARED = {70: 96 << 10, 75: 64 << 10, 80: 99 << 10, 90: 227 << 10}
 
 
 @pytest.mark.parametrize(
-    ("capability", "group", "tile"), [(70, 0, 0), (75, 32, 0), (80, 128, 2), (90, 0, 0), (90, 32, 2)]
+    ("capability", "group", "tile"),
+    [(70, 0, 0), (75, 32, 0), (80, 128, 2), (90, 0, 0), (90, 32, 2)],
 )
 def test_kernels_compile_for_cards_that_are_not_here(
     capability: int, group: int, tile: int
