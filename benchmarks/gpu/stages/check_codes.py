@@ -116,7 +116,7 @@ def tiles(here: Context) -> None:
     import torch
 
     if not here.is_cuda:
-        here.row("tiles are of Triton", "a GPU")
+        here.row("tiles", "of Triton, which needs a GPU")
         return
     from catenary_agent.decoders.triton_kernels.quantised import TILES, MatrixTile, times_codes
 

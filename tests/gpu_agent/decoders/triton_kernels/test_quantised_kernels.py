@@ -35,6 +35,8 @@ from catenary_agent.decoders.triton_kernels.quantised import (
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+TOLERANCE = 2e-5 if ON_GPU else 2e-6
+"""A small part of a step of float16; matrix units cut off what they add."""
 FACTORS = (1.0, 2.0**-12, 2.0**9)
 # Outputs and inputs: whole tiles, parts of tiles, several parts of the inputs, odd outputs.
 EIGHT_BIT_SHAPES = ((64, 128), (1, 1), (37, 41), (130, 528), (16, 1088))
@@ -89,7 +91,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert found.shape == wanted.shape
     # Each row by itself, so that none hides behind others.
     distance = (found.double() - wanted).norm(dim=1)
-    assert (distance <= 2e-6 * wanted.norm(dim=1).clamp(min=1e-30)).all(), distance.max()
+    assert (distance <= TOLERANCE * wanted.norm(dim=1).clamp(min=1e-30)).all(), distance.max()
 
 
 @pytest.mark.parametrize("count", [1, 3, 16, 17, 64, 65, 200])
