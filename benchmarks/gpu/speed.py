@@ -10,6 +10,7 @@ from benchmarks.gpu.program import Stage, main
 _STEPS = "benchmarks.gpu.stages.speed_steps"
 _MIXED = "benchmarks.gpu.stages.speed_mixed"
 _BESIDE = "benchmarks.gpu.stages.speed_beside"
+_CODES = "benchmarks.gpu.stages.check_codes"
 
 STAGES = (
     Stage("model", 90, f"{_STEPS}:model", "random weights, written and loaded"),
@@ -21,6 +22,7 @@ STAGES = (
     Stage("caches", 40, f"{_STEPS}:caches", "caches out and in"),
     Stage("transformers", 60, f"{_BESIDE}:transformers", "the same model in transformers"),
     Stage("vision", 60, f"{_BESIDE}:vision", "a vision part at batches of 1 to 16"),
+    Stage("tiles", 90, f"{_CODES}:tiles", "products with codes in tiles of other sizes"),
 )
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ from catenary_agent.decoders.model_files.quantisation import (
 )
 from catenary_agent.decoders.model_files.stored_names import TensorPiece, is_router, pieces_of
 from catenary_agent.decoders.torch.torch_quantised import (
-    Quantised,
+    QuantisedLinear,
     from_files,
     quantised,
-    step_dtype,
 )
 from catenary_agent.decoders.torch.torch_skeleton import (
     DecoderSkeleton,
@@ -133,7 +132,12 @@ def load_blocks(
     entering = OperandCache()
 
     def ready(module: torch.nn.Module) -> torch.nn.Module:
-        return module if dtype is torch.float32 else widened(module, entering)
+        if dtype is torch.float32:
+            return module
+        for each in module.modules():
+            if isinstance(each, QuantisedLinear):
+                each.entering = entering
+        return widened(module, entering)
 
     return DecoderBlocks(
         layers=[ready(base.layers[i]) for i in range(key.first_block, key.last_block)],
@@ -313,10 +317,9 @@ def _joined(
 
 def _quantised(
     name: str, linear: Any, files: _Files, numbers: WeightFormat, stored: StoredQuantisation | None
-) -> Quantised | None:
+) -> QuantisedLinear | None:
     """Returns the layer that replaces a matrix; None if the matrix stays."""
     shape = linear.out_features, linear.in_features
-    dtype = step_dtype(files.device, numbers.dtype, numbers.precision)
     bias = None
     if linear.bias is not None and numbers.precision != "fp32":
         bias = files.read(f"{name}.bias", shape[:1]).to(numbers.dtype)
@@ -327,9 +330,9 @@ def _quantised(
             stored,
             lambda part: files.read(f"{name}.{part}", parts[part]),
             bias,
-            dtype,
+            numbers.dtype,
             files.read(index, shape[1:]) if index in files.places else None,
         )
     if stored is not None or not is_quantised(numbers.precision, *shape):
         return None
-    return quantised(files.read(f"{name}.weight", shape), bias, numbers.precision, dtype)
+    return quantised(files.read(f"{name}.weight", shape), bias, numbers.precision, numbers.dtype)
