@@ -15,6 +15,7 @@ STAGES = (
     Stage("versions", 40, f"{_REST}:versions", "what is here, and whether agents would start"),
     Stage("flash", 60, f"{_KERNELS}:flash", "attention of real head shapes against float64"),
     Stage("graphs", 60, f"{_KERNELS}:graphs", "CUDA graphs against eager steps, bit by bit"),
+    Stage("sampling", 60, f"{_KERNELS}:sampling", "tokens chosen, against NumPy"),
     Stage("caches", 40, f"{_SESSIONS}:caches", "caches leave and arrive as they were"),
     Stage("recovery", 60, f"{_SESSIONS}:recovery", "answers go on elsewhere, greedy and sampled"),
     Stage("errors", 50, f"{_SESSIONS}:errors", "no memory, and a context that is lost"),

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.sampling.gumbel import stream_of
+from catenary_agent.decoders.sampling.row_table import row_constants
 from catenary_services.domain.sampler_sizes import SAID_TOKENS
 from catenary_services.domain.sampling import SamplingParameters
 
@@ -83,6 +84,8 @@ class SessionSampler:
         """The tokens that may be chosen next, [vocabulary]; None if all may."""
         self.mask: AnswerMask | None = None
         """The mask that finds these tokens; None without a grammar."""
+        self.constants = row_constants(parameters)
+        """The columns of this session's rows in the table for kernels."""
         self._prompt_tokens = prompt_tokens
 
     @property
@@ -116,7 +119,12 @@ class SessionSampler:
     @property
     def takes_best(self) -> bool:
         """True if the token with the largest unchanged logit is chosen."""
-        return self.parameters.greedy and not (
+        return self.parameters.greedy and self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing changes logits before the temperature does."""
+        return not (
             self.said is not None
             or self.is_early
             or len(self.biased)
