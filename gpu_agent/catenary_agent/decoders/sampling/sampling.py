@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.sampling.gumbel import stream_of
+from catenary_agent.decoders.sampling.gumbel import mixed_seed, stream_at
 from catenary_agent.decoders.sampling.row_table import row_constants
 from catenary_services.domain.sampler_sizes import SAID_TOKENS
 from catenary_services.domain.sampling import SamplingParameters
@@ -86,6 +86,7 @@ class SessionSampler:
         """The mask that finds these tokens; None without a grammar."""
         self.constants = row_constants(parameters)
         """The columns of this session's rows in the table for kernels."""
+        self._mixed_seed = mixed_seed(parameters.seed or 0)
         self._prompt_tokens = prompt_tokens
 
     @property
@@ -136,7 +137,7 @@ class SessionSampler:
     @property
     def stream(self) -> int:
         """The signed 64-bit number from which the noise of the next token derives."""
-        return stream_of(self.parameters.seed or 0, self.position)
+        return stream_at(self._mixed_seed, self.position)
 
     def take_mask(self) -> bool:
         """Waits for the tokens that match the grammar, if there is one.

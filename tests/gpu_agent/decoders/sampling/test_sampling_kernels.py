@@ -97,7 +97,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, list[SessionSampler]]:
     return logits, samplers
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_any_rows_have_the_tokens_of_numpy(
     small_pieces: None, case: tuple[np.ndarray, list[SessionSampler]]
