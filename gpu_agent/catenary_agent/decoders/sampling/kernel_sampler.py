@@ -28,8 +28,9 @@ from catenary_services.domain.sampler_sizes import sampler_sizes
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.log import get_logger
 
-LEAST_WORDS = 8192
-"""With smaller vocabularies the kernels' work memory is more than `sampler_sizes` says."""
+VOCABULARIES = range(8192, (1 << 20) + 1)
+"""The sizes of vocabularies that kernels serve. With smaller ones their work memory is more than
+`sampler_sizes` says, and a last kernel takes what the pieces of a larger one found."""
 _GREEDY = row_constants(SamplingParameters())
 _TRIED_WORDS = 20_011
 _TRIED_ROWS = 24

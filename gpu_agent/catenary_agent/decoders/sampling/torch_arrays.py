@@ -32,13 +32,13 @@ def torch_chooser(device: torch.device, vocabulary: int) -> TokenSampler:
     arrays = TorchArrayBackend(device, vocabulary)
     if device.type == "cuda":
         from catenary_agent.decoders.sampling.kernel_sampler import (
-            LEAST_WORDS,
+            VOCABULARIES,
             KernelSampler,
             why_not_kernels,
         )
 
         with torch.cuda.device(device):
-            if vocabulary >= LEAST_WORDS and why_not_kernels(device) is None:
+            if vocabulary in VOCABULARIES and why_not_kernels(device) is None:
                 return KernelSampler(arrays, vocabulary, device)
     return TokenSampler(arrays, vocabulary)
 

@@ -39,6 +39,9 @@ _PIECE = 8192
 """The number of tokens that a program handles, in tiles that its threads hold in registers."""
 _TILE = 2048
 _WARPS = 8
+_MOST_PIECES = 128
+MOST_WORDS = _PIECE * _MOST_PIECES
+"""The largest vocabulary."""
 _LEVELS = 3
 _HEADER = 16
 """The first numbers of a row's work memory: its peak, and for each filter how far its search is."""
@@ -104,7 +107,7 @@ def finalists(logits: torch.Tensor, table: torch.Tensor, filters: StepFilters) -
     best = torch.empty((rows, pieces, 2), dtype=torch.int64, device=device)
     found = torch.empty((rows, RESULTS), dtype=torch.int32, device=device)
     grid, sizes = (pieces, rows), (logits.stride(0), vocabulary, numbers)
-    peak, count, share, draw, finish = _launchers(triton.next_power_of_2(pieces))
+    peak, count, share, draw, finish = _launchers()
     peak(grid, (logits, table, work), *sizes)
     for is_asked, tally in ((filters.top_k, count), (filters.top_p, share)):
         for level in range(_LEVELS if is_asked else 0):
@@ -124,7 +127,7 @@ def _work_numbers(filters: StepFilters) -> int:
 
 
 @cache
-def _launchers(pieces: int) -> tuple[KernelLauncher, ...]:
+def _launchers() -> tuple[KernelLauncher, ...]:
     """Returns the launchers of all kernels; those of top-k and top-p share one."""
     tiles = {"PIECE": _PIECE, "TILE": _TILE}
 
@@ -137,7 +140,7 @@ def _launchers(pieces: int) -> tuple[KernelLauncher, ...]:
         of(_tally_kernel, {"IS_SHARE": True, **tiles}),
         of(_draw_kernel, tiles),
         KernelLauncher(
-            _finish_kernel, {"PIECES": pieces, "PIECE": _PIECE}, 1, enable_fp_fusion=False
+            _finish_kernel, {"PIECES": _MOST_PIECES, "PIECE": _PIECE}, 1, enable_fp_fusion=False
         ),
     )
 

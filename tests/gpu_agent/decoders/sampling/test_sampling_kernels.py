@@ -135,7 +135,7 @@ def test_equal_logits_at_the_end_of_a_filter_all_stay() -> None:
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="counts what PyTorch allocates on a CPU")
-@pytest.mark.parametrize("vocabulary", [kernel_sampler.LEAST_WORDS, 32_000])
+@pytest.mark.parametrize("vocabulary", [kernel_sampler.VOCABULARIES[0], 32_000])
 def test_choosing_takes_no_more_memory_than_the_table_says(vocabulary: int) -> None:
     sizes = sampler_sizes(vocabulary, CPU_BLOCK_NUMBERS, in_torch=True)
     arrays_ = torch_arrays.TorchArrayBackend(DEVICE, vocabulary)
@@ -150,6 +150,10 @@ def test_choosing_takes_no_more_memory_than_the_table_says(vocabulary: int) -> N
             chooser.choose(logits, asked, range(rows))  # what is kept is there from now on
             took = torch_peak_bytes(lambda: chooser.choose(logits, asked, range(rows)))  # noqa: B023
             assert took <= sizes.scratch_bytes(rows)
+
+
+def test_kernels_are_compiled_for_every_vocabulary_that_they_serve() -> None:
+    assert kernel_sampler.VOCABULARIES[-1] == kernels.MOST_WORDS
 
 
 def test_kernels_that_work_are_used_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +183,7 @@ from triton.compiler import ASTSource
 from catenary_agent.decoders.triton_kernels.sampling import _launchers
 
 TYPES = {"logits": "*fp32", "found": "*i32", "table": "*i64", "work": "*i64", "best": "*i64"}
-for launcher in _launchers(16):
+for launcher in _launchers():
     names, constants = launcher._kernel.arg_names, launcher._constants
     signature = {
         name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in names
