@@ -69,7 +69,9 @@ class KernelSampler(TokenSampler):
     def _chosen_by_kernels(
         self, logits: Any, asked: Sequence[Asked], rows: Sequence[int]
     ) -> list[int]:
-        lines, edited_lines, edited = [], [], []
+        lines: list[tuple[int, ...]] = []
+        edited_lines: list[tuple[int, ...]] = []
+        edited: list[int] = []
         for at, (row, (_, sampler)) in enumerate(zip(rows, asked, strict=True)):
             if sampler.is_plain:
                 lines.append((row, sampler.stream, *sampler.constants, NOT_FINITE))
