@@ -192,7 +192,7 @@ def ages(root: Path = ROOT) -> dict[str, int]:
 
 
 def everything(root: Path = ROOT) -> dict[str, dict[str, Any]]:
-    """Returns the records of scenarios by name, of benches as `bench NAME`, of days as `GPU NAME`."""
+    """Returns records of scenarios by name, of benches as `bench NAME`, of days as `GPU NAME`."""
     of_benches = {f"bench {name}": each for name, each in benches(root).items()}
     return records(root) | of_benches | {f"GPU {name}": d.record for name, d in days(root).items()}
 

@@ -18,6 +18,7 @@ STAGES = (
     Stage("flash", 60, f"{_KERNELS}:flash", "attention of real head shapes against float64"),
     Stage("graphs", 90, f"{_KERNELS}:graphs", "CUDA graphs against eager steps, in every bucket"),
     Stage("layers", 60, f"{_LAYERS}:layers", "fused layers against those of transformers"),
+    Stage("sampling", 60, f"{_KERNELS}:sampling", "tokens chosen, against NumPy"),
     Stage("caches", 40, f"{_SESSIONS}:caches", "caches leave and arrive as they were"),
     Stage("recovery", 60, f"{_SESSIONS}:recovery", "answers go on elsewhere, greedy and sampled"),
     Stage("errors", 50, f"{_SESSIONS}:errors", "no memory, and a context that is lost"),

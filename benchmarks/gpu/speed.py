@@ -17,7 +17,7 @@ STAGES = (
     Stage("decode", 180, f"{_STEPS}:decode", "steps of 1 to 256 sessions, graphs and eager"),
     Stage("prefill", 60, f"{_STEPS}:prefill", "prompts of 128 to 4096 tokens"),
     Stage("mixed", 60, f"{_MIXED}:mixed", "a prompt's chunk beside 64 sessions, graphs and eager"),
-    Stage("sampling", 40, f"{_BESIDE}:sampling", "choosing tokens, 1 to 64 sessions"),
+    Stage("sampling", 60, f"{_BESIDE}:sampling", "choosing tokens, 1 to 64 sessions"),
     Stage("kernels", 60, f"{_STEPS}:kernels", "where the time of a step goes, by kernel"),
     Stage("caches", 40, f"{_STEPS}:caches", "caches out and in"),
     Stage("transformers", 60, f"{_BESIDE}:transformers", "the same model in transformers"),

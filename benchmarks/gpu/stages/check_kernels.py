@@ -216,3 +216,29 @@ def vision(here: Context) -> None:
         here.row(f"vision part, {rows} images: distance", float(distance), at_most=1e-2)
         again = there.run([images])[0]
         here.row(f"vision part, {rows} images: a second run differs in", int((made != again).sum()))
+
+
+def sampling(here: Context) -> None:
+    """Compares tokens with NumPy's: filters of every kind, peaked and flat logits, equal values."""
+    import torch
+
+    from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
+    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+    from small_models.sampling_cases import random_logits, random_sampler
+
+    words, cases, rows = (128_256, 500, 20) if here.is_cuda else (999, 40, 10)
+    random = np.random.default_rng(6)
+    chooser, host = torch_chooser(here.torch_device, words), numpy_chooser(words)
+    here.row("sampler", type(chooser).__name__)
+    different = plain = 0
+    for _ in range(cases // rows):
+        logits = random_logits(random, rows, words)
+        asked = [(number, random_sampler(random, words)) for number in range(rows)]
+        plain += sum(way.is_plain for _, way in asked)
+        made = chooser.choose(torch.from_numpy(logits).to(here.torch_device), asked, range(rows))
+        wanted = host.choose(logits, asked, range(rows))
+        different += sum(ours != theirs for ours, theirs in zip(made, wanted, strict=True))
+        for number, _ in asked:
+            chooser.forget(number)
+    note = f"{plain} of them without changes of logits"
+    here.row(f"tokens of {cases} that differ", different, at_most=0, note=note)

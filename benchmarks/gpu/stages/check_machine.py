@@ -25,6 +25,7 @@ _TESTS = (
     "tests/gpu_agent/decoders/triton_kernels",
     "tests/gpu_agent/executors/test_torch_part.py",
     "tests/gpu_agent/decoders/sampling/test_sampling.py",
+    "tests/gpu_agent/decoders/sampling/test_sampling_kernels.py",
 )
 _TINY_TESTS = ("tests/gpu_agent/devices/test_device_errors.py",)
 GIGA = 1e9

@@ -24,11 +24,21 @@ class KernelLauncher:
     Its first parameters are addresses, then come integers that it is not specialised for.
     """
 
-    def __init__(self, kernel: Any, constants: Mapping[str, Any], warps: int) -> None:
+    def __init__(
+        self, kernel: Any, constants: Mapping[str, Any], warps: int, **options: bool
+    ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+            kernel: The function that `triton.jit` made.
+            constants: The constants by their names.
+            warps: Number of warps of a program.
+            **options: Further options of the compiler.
+        """
         self._kernel = kernel
         self._constants = dict(constants)
         self._values = tuple(self._constants.values())
-        self._warps = warps
+        self._options = {"num_warps": warps, **options}
         self._compiled: dict[int, tuple[Any, ...]] = {}
 
     def __call__(
@@ -55,6 +65,6 @@ class KernelLauncher:
             stream = torch._C._cuda_getCurrentRawStream(device)
             run(*grid, 1, stream, function, metadata, *_HOOKS, *places, *numbers, *self._values)
             return
-        made = self._kernel[grid](*tensors, *numbers, **self._constants, num_warps=self._warps)
+        made = self._kernel[grid](*tensors, *numbers, **self._constants, **self._options)
         if aligned and made is not None:  # the interpreter compiles nothing
             self._compiled[device] = made.run, made.function, made.packed_metadata
