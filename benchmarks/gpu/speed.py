@@ -14,7 +14,7 @@ _CODES = "benchmarks.gpu.stages.check_codes"
 
 STAGES = (
     Stage("model", 90, f"{_STEPS}:model", "random weights, written and loaded"),
-    Stage("decode", 180, f"{_STEPS}:decode", "steps of 1 to 256 sessions, graphs and eager"),
+    Stage("decode", 60, f"{_STEPS}:decode", "steps of 1 to 256 sessions, graphs and eager"),
     Stage("prefill", 60, f"{_STEPS}:prefill", "prompts of 128 to 4096 tokens"),
     Stage("mixed", 60, f"{_MIXED}:mixed", "a prompt's chunk beside 64 sessions, graphs and eager"),
     Stage("sampling", 60, f"{_BESIDE}:sampling", "choosing tokens, 1 to 64 sessions"),

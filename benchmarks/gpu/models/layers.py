@@ -10,14 +10,12 @@ from typing import Any
 @contextmanager
 def unfused(executor: Any) -> Iterator[None]:
     """Gives an executor layers that are not fused, and graphs of its own for these."""
-    from catenary_agent.decoders.torch.torch_graphs import DecodeGraphs
-
     blocks = executor._model.blocks
     layers, norm, graphs = list(blocks.layers), blocks.norm, executor._graphs
     blocks.layers[:] = [getattr(each, "plain", each) for each in layers]
     blocks.norm = getattr(norm, "plain", norm)
     if graphs is not None:
-        executor._graphs = DecodeGraphs(executor._model, executor._pool, executor.table.hidden_size)
+        executor._renew_graphs(capture=False)
     try:
         yield
     finally:

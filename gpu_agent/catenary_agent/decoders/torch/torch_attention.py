@@ -76,7 +76,8 @@ class AttentionMetadata:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """First pool row of each session's slot: [layers, sessions]."""
-        return np.stack([cache.starts for cache in self.caches], axis=1)
+        starts: NDArray[np.int64] = np.stack([cache.starts for cache in self.caches], axis=1)
+        return starts
 
     @cached_property
     def session_of_row(self) -> NDArray[np.int64]:
@@ -86,8 +87,9 @@ class AttentionMetadata:
     @cached_property
     def positions(self) -> NDArray[np.int64]:
         """Index of each row's token in its session: [rows]."""
-        used, ends = np.array(self.used), np.array(self.bounds[1:])
-        return np.arange(self.bounds[-1]) + (used - ends)[self.session_of_row]
+        shifts: NDArray[np.int64] = np.array(self.used) - np.array(self.bounds[1:])
+        rows: NDArray[np.int64] = np.arange(self.bounds[-1])
+        return rows + shifts[self.session_of_row]
 
     @cached_property
     def writes(self) -> NDArray[np.int64]:

@@ -95,12 +95,12 @@ class TensorReader:
         made = torch.empty(where.nbytes, dtype=torch.uint8, device=self._device)
         reading: deque[_Piece] = deque()
         try:
-            for target in made.split(self._piece_bytes) if where.nbytes else ():
+            for target in torch.split(made, self._piece_bytes) if where.nbytes else ():
                 if not self._free:
                     self._arrive(path, name, reading)
                 buffer = self._free.popleft()
-                place = where.offset + target.storage_offset()
-                view = memoryview(buffer.numpy())[: len(target)]
+                place = where.offset + int(target.storage_offset())
+                view = buffer.numpy()[: len(target)].data
                 reading.append((self._threads.submit(_fill, file, view, place), buffer, target))
             while reading:
                 self._arrive(path, name, reading)
