@@ -87,7 +87,8 @@ class AttentionMetadata:
     def positions(self) -> NDArray[np.int64]:
         """Index of each row's token in its session: [rows]."""
         used, ends = np.array(self.used), np.array(self.bounds[1:])
-        return np.arange(self.bounds[-1]) + (used - ends)[self.session_of_row]
+        found: NDArray[np.int64] = np.arange(self.bounds[-1]) + (used - ends)[self.session_of_row]
+        return found
 
     @cached_property
     def writes(self) -> NDArray[np.int64]:

@@ -91,7 +91,9 @@ class StepBuffers:
             self.entering = torch.zeros(shape, dtype=torch.float32, device=device)
         self.leaving = torch.zeros(shape, dtype=torch.float32, device=device)
         """Hidden states after the last layer: [rows, hidden]."""
-        self._copied = torch.cuda.Event() if pinned else None
+        self._copied: torch.cuda.Event | None = None
+        if pinned:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.clear()
 
     def part(self, name: str) -> torch.Tensor:
