@@ -28,10 +28,6 @@ attention head of 64 float32 numbers."""
 GPU_CHUNK_TOKENS = 512
 """Tokens of a prompt that an agent on a GPU computes at a time, unless it is set otherwise."""
 
-_GRAPH_BYTES = 2 << 20
-"""Memory that CUDA itself takes for a block in all captured steps: some 30 graphs of 40 launches a
-block, at an estimated 1.7 KB a launch."""
-
 
 class DecoderRuntime(StrEnum):
     """The library with which an agent runs decoders, and the datatype in which it computes."""
@@ -211,7 +207,6 @@ class AllocatedSizes:
         if self.has_graphs:
             # Inputs and results of the largest step stay beside what its blocks take.
             kept += rows * (each.row_bytes + each.output_bytes)
-            kept += len(self.block_bytes) * _GRAPH_BYTES
         if each.kept_by_entries:
             return step.entries * (each.base_bytes + in_block) + behind + kept
         return each.base_bytes + max(in_block, behind) + kept
