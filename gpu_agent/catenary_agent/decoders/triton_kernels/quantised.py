@@ -37,7 +37,7 @@ _FINISHED = 1024
 
 @dataclass(frozen=True, slots=True)
 class MatrixTile:
-    """What a program multiplies at a time, and how."""
+    """The part of a product that a program computes at a time."""
 
     rows: int
     outputs: int
