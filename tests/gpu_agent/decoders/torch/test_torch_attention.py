@@ -163,15 +163,7 @@ def test_only_pure_decode_steps_that_enter_first_are_graphed() -> None:
     assert not graphable(plan([0, 0], [1, 2]))
     assert not graphable(plan([0, 1], [1, 1]))
     assert not graphable(plan([0] * 257, [1] * 257))
-    assert [bucket_of(count) for count in (1, 3, 8, 33, 65, 256, 257)] == [
-        1,
-        4,
-        8,
-        64,
-        128,
-        256,
-        None,
-    ]
+    assert [bucket_of(count) for count in (1, 3, 8, 33, 65, 256, 257)] == [1, 4, 8, 64, 128, 256, None]
 
 
 def test_a_cpu_has_a_reason_not_to_use_flash_attention() -> None:
