@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu.stage import Context
 
 _DISTANCE = 1e-3
-"""What rounding rows and weights to float16 may cost; a third of this is expected."""
+"""The distance that rounding rows and weights to float16 may cost; a third is expected."""
 _SHAPES = ((14_336, 4_096), (4_096, 14_336))
 _ROWS = (1, 4, 16, 64, 128, 512)
 _TINY_SHAPES, _TINY_ROWS = ((64, 128),), (1, 3)
@@ -23,7 +23,7 @@ _OTHER_TILES = (
     (64, (64, 64, 64, 4, 4), (64, 128, 64, 8, 4), (64, 128, 128, 8, 3)),
     (128, (128, 64, 64, 4, 3), (128, 128, 64, 8, 4), (128, 128, 128, 8, 2)),
 )
-"""For a number of rows, tiles beside the one in use: rows, outputs, inputs, warps, stages."""
+"""Tiles beside the one in use for a number of rows: rows, outputs, inputs, warps, stages."""
 
 
 def quantised(here: Context) -> None:

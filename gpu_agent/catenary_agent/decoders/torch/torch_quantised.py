@@ -49,7 +49,7 @@ class QuantisedLinear(torch.nn.Module):
 
     codes: torch.Tensor
     steps: torch.Tensor
-    """What a code is multiplied with, and in four bits what is then added."""
+    """The numbers that codes are multiplied with, and in four bits those that are then added."""
     entering: OperandCache | None = None
     """The rounded rows that several matrices share; None to round them for this one alone."""
 

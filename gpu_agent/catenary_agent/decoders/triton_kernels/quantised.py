@@ -15,6 +15,7 @@ from functools import cache
 import torch
 import triton
 
+from catenary_agent.decoders.triton_kernels.launching import KernelLauncher
 from catenary_agent.decoders.triton_kernels.quantised_kernels import (
     dequantise_kernel,
     finish_kernel,
@@ -36,7 +37,7 @@ _FINISHED = 1024
 
 @dataclass(frozen=True, slots=True)
 class MatrixTile:
-    """What a program multiplies at a time, and how."""
+    """The part of a product that a program computes at a time."""
 
     rows: int
     outputs: int
@@ -89,26 +90,14 @@ def times_codes(
     parts, part_inputs = parts_of(outputs, inputs)
     summands = result if parts == 1 else result.new_empty((parts, count, outputs))
     row_tiles = triton.cdiv(count, tile.rows)
-    product_kernel[triton.cdiv(outputs, tile.outputs), row_tiles * parts](
-        rows.contiguous(),
-        codes.view(torch.uint8),
-        _words(steps),
-        result if row_scales is None else row_scales,
-        summands,
-        count,
-        outputs,
-        inputs,
-        codes.shape[1],
-        part_inputs,
-        row_tiles,
-        ROWS=tile.rows,
-        OUTPUTS=tile.outputs,
-        INPUTS=tile.inputs,
-        GROUP=_group(codes, steps),
-        SCALED=row_scales is not None,
-        EVEN=_is_even(outputs, inputs),
-        STAGES=tile.stages,
-        num_warps=tile.warps,
+    launch = _product(
+        tile, _group(codes, steps), rows.dtype, row_scales is not None, _is_even(outputs, inputs)
+    )
+    scales = result if row_scales is None else row_scales
+    launch(
+        (triton.cdiv(outputs, tile.outputs), row_tiles * parts),
+        (rows.contiguous(), codes.view(torch.uint8), _words(steps), scales, summands),
+        *(count, outputs, inputs, codes.shape[1], part_inputs, row_tiles),
     )
     if parts > 1:
         _finish(summands, None, None, result)
@@ -122,17 +111,12 @@ def dequantised(codes: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """
     outputs, inputs = len(codes), codes.shape[1] * (2 if steps.dim() == 3 else 1)
     numbers = torch.empty((outputs, inputs), dtype=steps.dtype, device=codes.device)
-    blocks = (_DEQUANTISED["OUTPUTS"], _DEQUANTISED["INPUTS"])
-    dequantise_kernel[triton.cdiv(outputs, blocks[0]), triton.cdiv(inputs, blocks[1])](
-        codes.view(torch.uint8),
-        _words(steps),
-        numbers,
-        outputs,
-        inputs,
-        codes.shape[1],
-        **_DEQUANTISED,
-        GROUP=_group(codes, steps),
-        EVEN=_is_even(outputs, inputs),
+    launch = _dequantisation(_group(codes, steps), steps.dtype, _is_even(outputs, inputs))
+    blocks = _DEQUANTISED["OUTPUTS"], _DEQUANTISED["INPUTS"]
+    launch(
+        (triton.cdiv(outputs, blocks[0]), triton.cdiv(inputs, blocks[1])),
+        (codes.view(torch.uint8), _words(steps), numbers),
+        *(outputs, inputs, codes.shape[1]),
     )
     return numbers
 
@@ -160,19 +144,54 @@ def _finish(
     result: torch.Tensor,
 ) -> None:
     count, outputs = result.shape
+    stepped, row_scaled = scales is not None, row_scales is not None
+    factors = result if scales is None else scales
     # Rows are the first dimension, which has no bound of 65,535.
-    finish_kernel[count, triton.cdiv(outputs, _FINISHED)](
-        summands,
-        result if scales is None else scales,
-        result if row_scales is None else row_scales,
-        result,
-        count,
-        outputs,
-        len(summands),
-        BLOCK=_FINISHED,
-        STEPPED=scales is not None,
-        SCALED=row_scales is not None,
+    _addition(factors.dtype, stepped, row_scaled)(
+        (count, triton.cdiv(outputs, _FINISHED)),
+        (summands, factors, result if row_scales is None else row_scales, result),
+        *(count, outputs, len(summands)),
     )
+
+
+# A launcher keeps what is compiled for the datatypes of its first launch, so each has its own.
+@cache
+def _product(
+    tile: MatrixTile,
+    group: int,
+    dtype: torch.dtype,
+    scaled: bool,
+    even: bool,
+) -> KernelLauncher:
+    constants = {
+        "ROWS": tile.rows,
+        "OUTPUTS": tile.outputs,
+        "INPUTS": tile.inputs,
+        "GROUP": group,
+        "SCALED": scaled,
+        "EVEN": even,
+        "STAGES": tile.stages,
+    }
+    return KernelLauncher(product_kernel, constants, tile.warps)
+
+
+@cache
+def _dequantisation(
+    group: int,
+    dtype: torch.dtype,
+    even: bool,
+) -> KernelLauncher:
+    return KernelLauncher(dequantise_kernel, {**_DEQUANTISED, "GROUP": group, "EVEN": even}, 4)
+
+
+@cache
+def _addition(
+    dtype: torch.dtype,
+    stepped: bool,
+    scaled: bool,
+) -> KernelLauncher:
+    constants = {"BLOCK": _FINISHED, "STEPPED": stepped, "SCALED": scaled}
+    return KernelLauncher(finish_kernel, constants, 4)
 
 
 def _check(rows: torch.Tensor, codes: torch.Tensor, steps: torch.Tensor) -> None:
