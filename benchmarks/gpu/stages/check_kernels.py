@@ -229,7 +229,8 @@ def sampling(here: Context) -> None:
     words, cases, rows = (128_256, 500, 20) if here.is_cuda else (999, 40, 10)
     random = np.random.default_rng(6)
     chooser, host = torch_chooser(here.torch_device, words), numpy_chooser(words)
-    here.row("sampler", type(chooser).__name__)
+    is_kernel = type(chooser).__name__ == "KernelSampler"
+    here.row("kernels choose", int(is_kernel), at_least=1 if here.is_cuda else None)
     different = plain = 0
     for _ in range(cases // rows):
         logits = random_logits(random, rows, words)

@@ -44,15 +44,8 @@ def sampling(here: Context) -> None:
                 for where, rows_of, chooser in places:
                     if where == "NumPy" and (name not in _ON_THE_HOST or form == "flat"):
                         continue
-                    _choosing(
-                        here,
-                        f"{rows} x {words} {form}, {name}, {where}",
-                        filters,
-                        (
-                            rows_of[:rows],
-                            chooser,
-                        ),
-                    )
+                    what = f"{rows} x {words} {form}, {name}, {where}"
+                    _choosing(here, what, filters, (rows_of[:rows], chooser))
 
 
 _FILTERS: dict[str, dict[str, float]] = {

@@ -134,9 +134,3 @@ def _mixed(value: int) -> int:
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
-
-
-STREAM_STEP = _signed(_STEP)
-"""What a stream and each pair of tokens are multiplied with, for kernels."""
-MIXING_FACTORS = tuple(map(_signed, _FACTORS))
-"""The factors of SplitMix64's finaliser, for kernels."""

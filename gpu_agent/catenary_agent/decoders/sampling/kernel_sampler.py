@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from catenary_agent.decoders.sampling.array_backend import ArrayBackend, Asked
 from catenary_agent.decoders.sampling.choosing import TokenSampler
-from catenary_agent.decoders.sampling.row_table import (
+from catenary_agent.decoders.sampling.gumbel import exact_noise
+from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWED, SessionSampler
+from catenary_agent.decoders.triton_kernels.row_table import (
     COLUMNS,
-    decided,
     filters_of,
     row_constants,
 )
-from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWED, SessionSampler
 from catenary_services.domain.sampler_sizes import sampler_sizes
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.log import get_logger
@@ -115,6 +115,25 @@ class KernelSampler(TokenSampler):
     def _host_table(self, rows: int) -> torch.Tensor:
         is_cuda = self._device.type == "cuda"
         return torch.empty((rows, COLUMNS), dtype=torch.int64, pin_memory=is_cuda)
+
+
+def decided(found: NDArray[np.int32]) -> list[int]:
+    """Returns the token of each row: [rows, `RESULTS`].
+
+    Exact noise is computed of the few rows whose finalists are near to each other.
+    """
+    tokens = found[:, 0].copy()
+    near = np.flatnonzero(found[:, 6])
+    if len(near):
+        some = found[near]
+        scaled = some[:, 4:6].copy().view(np.float32).astype(np.float64)
+        keys = exact_noise(np, some[:, 2:4]) + scaled
+        is_first = (keys[:, 0] > keys[:, 1]) | (
+            (keys[:, 0] == keys[:, 1]) & (some[:, 0] < some[:, 1])
+        )
+        tokens[near] = np.where(is_first, some[:, 0], some[:, 1])
+    chosen: list[int] = tokens.tolist()
+    return chosen
 
 
 @cache

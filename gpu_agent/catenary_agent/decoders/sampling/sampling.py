@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.sampling.gumbel import mixed_seed, stream_at
-from catenary_agent.decoders.sampling.row_table import row_constants
+from catenary_agent.decoders.triton_kernels.row_table import row_constants
 from catenary_services.domain.sampler_sizes import SAID_TOKENS
 from catenary_services.domain.sampling import SamplingParameters
 

@@ -25,15 +25,14 @@ import torch
 import triton
 import triton.language as tl
 
-from catenary_agent.decoders.sampling.gumbel import MIXING_FACTORS, STREAM_STEP
-from catenary_agent.decoders.sampling.row_table import (
+from catenary_agent.decoders.triton_kernels.launching import KernelLauncher
+from catenary_agent.decoders.triton_kernels.row_table import (
     COLUMNS,
     NO_BOUND,
     RESULTS,
     RowColumn,
     StepFilters,
 )
-from catenary_agent.decoders.triton_kernels.launching import KernelLauncher
 
 _PIECE = 8192
 """The number of tokens that a program handles, in tiles that its threads hold in registers."""
@@ -69,9 +68,10 @@ _COLUMNS = tl.constexpr(COLUMNS)
 _RESULTS = tl.constexpr(RESULTS)
 _NO_BOUND = tl.constexpr(NO_BOUND)
 
-_STEP = tl.constexpr(STREAM_STEP)
-_FIRST_FACTOR = tl.constexpr(MIXING_FACTORS[0])
-_SECOND_FACTOR = tl.constexpr(MIXING_FACTORS[1])
+# SplitMix64's numbers, as `gumbel` has them, in signed integers.
+_STEP = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
+_FIRST_FACTOR = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
+_SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB - (1 << 64))
 _TOKEN_BITS = tl.constexpr(30)
 _LAST_TOKEN = tl.constexpr((1 << 30) - 1)
 _SIGN = tl.constexpr(1 << 31)
@@ -92,7 +92,7 @@ def row_bytes(vocabulary: int) -> int:
 
 
 def finalists(logits: torch.Tensor, table: torch.Tensor, filters: StepFilters) -> torch.Tensor:
-    """Returns what `row_table.decided` needs of each row: int32 [rows, `RESULTS`].
+    """Returns what `kernel_sampler.decided` needs of each row: int32 [rows, `RESULTS`].
 
     Args:
         logits: float32 [n, vocabulary] with contiguous rows; not changed.

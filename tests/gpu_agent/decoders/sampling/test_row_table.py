@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
+
+pytest.importorskip("torch")
 
 from catenary_agent.decoders.sampling.gumbel import exact_noise
-from catenary_agent.decoders.sampling.row_table import (
+from catenary_agent.decoders.sampling.kernel_sampler import decided
+from catenary_agent.decoders.triton_kernels.row_table import (
     COLUMNS,
     NO_BOUND,
     RESULTS,
     StepFilters,
-    decided,
     filters_of,
     row_constants,
 )

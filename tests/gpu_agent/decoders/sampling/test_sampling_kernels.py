@@ -65,7 +65,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 NUMBERS = st.one_of(
     st.floats(-20, 20, width=32),
     st.sampled_from([0.0, -0.0, 1.5, -3.25]),
-    st.floats(-1e-6, 1e-6, width=32),
+    st.floats(-(2.0**-20), 2.0**-20, width=32),
     st.just(float("-inf")),
 )
 BAD = st.sampled_from([float("nan"), float("inf"), float("-inf")])
@@ -127,10 +127,10 @@ def test_rows_without_a_token_say_why() -> None:
 
 
 def test_equal_logits_at_the_end_of_a_filter_all_stay() -> None:
-    logits = np.zeros((200, 2000), np.float32)
+    logits = np.zeros((32, 2000), np.float32)
     logits[:, [5, 9, 11]] = (4, 3, 3)
     for values in ({"top_k": 2}, {"top_p": 0.03}, {"top_k": 2, "top_p": 0.9}):
-        ways = [sampler_of(temperature=1.0, seed=seed, **values) for seed in range(200)]
+        ways = [sampler_of(temperature=1.0, seed=seed, **values) for seed in range(32)]
         assert set(by_kernels(logits, ways)) == {5, 9, 11}
 
 

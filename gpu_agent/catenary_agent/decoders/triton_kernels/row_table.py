@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.sampling.gumbel import exact_noise
 from catenary_services.domain.sampling import SamplingParameters
 
 
@@ -81,25 +80,6 @@ def filters_of(table: NDArray[np.int64]) -> StepFilters:
         bool(table[:, RowColumn.TOP_K].any()),
         bool((shares < 1).any()),
     )
-
-
-def decided(found: NDArray[np.int32]) -> list[int]:
-    """Returns the token of each row: [rows, `RESULTS`].
-
-    Exact noise is computed of the few rows whose finalists are near to each other.
-    """
-    tokens = found[:, 0].copy()
-    near = np.flatnonzero(found[:, 6])
-    if len(near):
-        some = found[near]
-        scaled = some[:, 4:6].copy().view(np.float32).astype(np.float64)
-        keys = exact_noise(np, some[:, 2:4]) + scaled
-        is_first = (keys[:, 0] > keys[:, 1]) | (
-            (keys[:, 0] == keys[:, 1]) & (some[:, 0] < some[:, 1])
-        )
-        tokens[near] = np.where(is_first, some[:, 0], some[:, 1])
-    chosen: list[int] = tokens.tolist()
-    return chosen
 
 
 def _float_bits(number: float) -> int:
