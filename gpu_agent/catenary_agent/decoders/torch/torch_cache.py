@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ _PINNED_BYTES = 8 << 20
 such pieces. Agents export as much at a time (`CacheLimits.export_bytes`)."""
 _STAGED_BYTES = 4 << 20
 """The bytes of imported arrays that are copied to a device at a time."""
-_TYPES = {
+_TYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float16): torch.float16,
     np.dtype(np.uint16): torch.bfloat16,
@@ -193,7 +194,8 @@ class SlotPool:
         The first is a view `[slots, 2, tokens, heads, head size]` of the pool, the second int64
         `[blocks]` on the device.
         """
-        by_slot = self._rows[:, : self.scratch].unflatten(1, (self.slots, self.tokens))
+        row = (self.shape.heads, self.shape.head_size)
+        by_slot = self._rows[:, : self.scratch].view(2, self.slots, self.tokens, *row)
         first = span.first_block - first_block - cache.first_layer
         slots = torch.from_numpy(cache.slots[first : first + span.blocks])
         tokens = by_slot[:, :, span.first_token : span.last_token].transpose(0, 1)

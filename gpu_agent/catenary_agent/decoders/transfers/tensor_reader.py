@@ -95,11 +95,11 @@ class TensorReader:
         made = torch.empty(where.nbytes, dtype=torch.uint8, device=self._device)
         reading: deque[_Piece] = deque()
         try:
-            for target in made.split(self._piece_bytes) if where.nbytes else ():
+            for start in range(0, where.nbytes, self._piece_bytes):
                 if not self._free:
                     self._arrive(path, name, reading)
                 buffer = self._free.popleft()
-                place = where.offset + target.storage_offset()
+                target, place = made[start : start + self._piece_bytes], where.offset + start
                 view = memoryview(buffer.numpy())[: len(target)]
                 reading.append((self._threads.submit(_fill, file, view, place), buffer, target))
             while reading:
