@@ -44,7 +44,7 @@ class TokenCacheShape:
     device: torch.device
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class SessionCache:
     """The slots of one session."""
 
@@ -194,9 +194,8 @@ class SlotPool:
         The first is a view `[slots, 2, tokens, heads, head size]` of the pool, the second int64
         `[blocks]` on the device.
         """
-        by_slot = self._rows[:, : self.scratch].view(
-            2, self.slots, self.tokens, self.shape.heads, self.shape.head_size
-        )
+        row = (self.shape.heads, self.shape.head_size)
+        by_slot = self._rows[:, : self.scratch].view(2, self.slots, self.tokens, *row)
         first = span.first_block - first_block - cache.first_layer
         slots = torch.from_numpy(cache.slots[first : first + span.blocks])
         tokens = by_slot[:, :, span.first_token : span.last_token].transpose(0, 1)

@@ -95,11 +95,11 @@ class TensorReader:
         made = torch.empty(where.nbytes, dtype=torch.uint8, device=self._device)
         reading: deque[_Piece] = deque()
         try:
-            for target in torch.split(made, self._piece_bytes) if where.nbytes else ():
+            for start in range(0, where.nbytes, self._piece_bytes):
                 if not self._free:
                     self._arrive(path, name, reading)
                 buffer = self._free.popleft()
-                place = where.offset + int(target.storage_offset())
+                target, place = made[start : start + self._piece_bytes], where.offset + start
                 view = buffer.numpy()[: len(target)].data
                 reading.append((self._threads.submit(_fill, file, view, place), buffer, target))
             while reading:
