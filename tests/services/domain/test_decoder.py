@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from catenary_services.domain.decoder import (
+    GRAPH_BYTES,
     AllocatedSizes,
     DecoderForm,
     DecoderRuntime,
@@ -99,7 +100,7 @@ def test_graphs_keep_the_memory_of_the_largest_step_beside_it() -> None:
     held = replace(HELD, step=StepSizes(1000, 10, 2, 50, 3, 4))
     asked = LargestStep(sessions=5, chunk_tokens=20, session_tokens=100)
     graphs = replace(held, has_graphs=True)
-    assert graphs.step_bytes(asked) - held.step_bytes(asked) == 25 * (10 + 2)
+    assert graphs.step_bytes(asked) - held.step_bytes(asked) == 25 * (10 + 2) + 3 * GRAPH_BYTES
     forms = tuple(replace(held, form=form) for form in DecoderForm)
     table = replace(PLAIN, forms=forms)
     replayed = {each.form for form in DecoderForm if (each := table.held(form)).has_graphs}

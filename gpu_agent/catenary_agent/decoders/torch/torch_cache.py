@@ -44,7 +44,7 @@ class TokenCacheShape:
     device: torch.device
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SessionCache:
     """The slots of one session."""
 
