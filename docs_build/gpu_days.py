@@ -1,10 +1,10 @@
 """Records of GPU days, and what the page about them shows of them.
 
-    python -m docs_build.gpu_days NAME COMMIT FOLDER..
+    python -m docs_build.gpu_days NAME COMMIT CARD FOLDER..
 
 makes `docs/results/gpu/NAME.json` of what the programs in `benchmarks/gpu` wrote into some folders;
-COMMIT is the commit of the code that ran there. A stage that ran more than once is kept from the
-last folder.
+COMMIT is the commit of the code that ran there, CARD the name of the GPU. A stage that ran more
+than once is kept from the last folder.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def days(root: Path = ROOT) -> dict[str, GpuDay]:
     return {path.stem: GpuDay(json.loads(path.read_text("utf-8"))) for path in files}
 
 
-def record_of(commit: str, folders: list[Path]) -> dict[str, Any]:
+def record_of(commit: str, card: str, folders: list[Path]) -> dict[str, Any]:
     """Returns the record of what programs wrote into some folders; later ones take precedence."""
     programs: dict[str, dict[str, Any]] = {}
     for document in _documents(folders):
@@ -84,13 +84,6 @@ def record_of(commit: str, folders: list[Path]) -> dict[str, Any]:
             if stage["verdict"] != NOT_RUN or stage["name"] not in stages:
                 stages[stage["name"]] = stage
     found = {name: list(stages.values()) for name, stages in programs.items()}
-    card = next(
-        row["value"]
-        for stages in found.values()
-        for stage in stages
-        for row in stage["rows"]
-        if row["name"] == "card"
-    )
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     made = {"commit": commit, "date": date, "machine": card, "from": "the run"}
     return sealed({"programs": found, "settings": {"kind": "gpu"}, "made": made})
@@ -104,8 +97,8 @@ def _documents(folders: list[Path]) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Writes the record that the command line names."""
-    name, commit, *folders = sys.argv[1:]
-    record = record_of(commit, [Path(folder) for folder in folders])
+    name, commit, card, *folders = sys.argv[1:]
+    record = record_of(commit, card, [Path(folder) for folder in folders])
     target = ROOT / FOLDER / f"{name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text_of(record), "utf-8")

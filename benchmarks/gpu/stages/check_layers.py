@@ -35,7 +35,7 @@ def _kernels(here: Context) -> None:
     """Compares and times each kernel; rows are of usual size, and some beyond float16."""
     import torch
 
-    from catenary_agent.decoders.triton_kernels import gates, norms, rotations
+    from catenary_agent.decoders.torch.fused import gates, norms, rotations
 
     random = torch.Generator(here.torch_device).manual_seed(7)
 

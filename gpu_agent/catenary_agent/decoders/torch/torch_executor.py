@@ -17,6 +17,7 @@ from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.row_results import row_results, score_prompt
 from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+from catenary_agent.decoders.torch.fused.fused_layers import fuse
 from catenary_agent.decoders.torch.torch_attention import (
     AttentionKernel,
     AttentionMetadata,
@@ -34,7 +35,6 @@ from catenary_agent.decoders.torch.torch_weights import (
     runtime_of,
     torch_device,
 )
-from catenary_agent.decoders.triton_kernels.fused_layers import fuse
 from catenary_agent.devices.device_errors import let_go
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.arrays import CacheArray

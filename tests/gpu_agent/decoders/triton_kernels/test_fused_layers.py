@@ -19,11 +19,11 @@ pytest.importorskip("triton")
 import torch
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
+from catenary_agent.decoders.torch.fused import gates, norms, rotations
+from catenary_agent.decoders.torch.fused.fused_layers import FusedLayer, FusedNorm, fuse
+from catenary_agent.decoders.torch.fused.layer_forms import why_not_fused
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.decoders.torch.torch_wide import LARGEST_IN_ROWS, MatrixOperand
-from catenary_agent.decoders.triton_kernels import gates, norms, rotations
-from catenary_agent.decoders.triton_kernels.fused_layers import FusedLayer, FusedNorm, fuse
-from catenary_agent.decoders.triton_kernels.layer_forms import why_not_fused
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from compared_models.decoders import compared_logits
@@ -265,7 +265,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from catenary_agent.decoders.triton_kernels import gates, norms, rotations
+from catenary_agent.decoders.torch.fused import gates, norms, rotations
 
 TYPES = {"product": "*fp32", "entered": "*fp32", "hidden": "*fp32", "added": "*fp32"}
 TYPES |= {"total": "*fp32", "scale": "*fp32", "cosine": "*fp32", "sine": "*fp32"}

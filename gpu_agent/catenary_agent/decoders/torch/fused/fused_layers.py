@@ -19,6 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from catenary_agent.decoders.torch.fused.layer_forms import (
+    MOST_NORMED,
+    is_class,
+    why_not_fused,
+)
 from catenary_agent.decoders.torch.torch_attention import (
     AttentionKernel,
     AttentionMetadata,
@@ -35,11 +40,6 @@ from catenary_agent.decoders.torch.torch_wide import (
     joined,
     rounded,
     unscaled,
-)
-from catenary_agent.decoders.triton_kernels.layer_forms import (
-    MOST_NORMED,
-    is_class,
-    why_not_fused,
 )
 from catenary_services.errors import InternalError
 from catenary_services.log import get_logger
@@ -67,7 +67,7 @@ class FusedLayer(torch.nn.Module):
 
     def __init__(self, plain: Any, window: int | None) -> None:
         """Fuses the matrices of a layer for which `why_not_fused` has no reason."""
-        from catenary_agent.decoders.triton_kernels import gates, norms, rotations
+        from catenary_agent.decoders.torch.fused import gates, norms, rotations
 
         super().__init__()
         self.plain = plain
@@ -134,7 +134,7 @@ class FusedNorm(torch.nn.Module):
     """The last RMS norm, whose result only the projection to logits reads."""
 
     def __init__(self, plain: Any, entering: OperandCache) -> None:
-        from catenary_agent.decoders.triton_kernels import norms
+        from catenary_agent.decoders.torch.fused import norms
 
         super().__init__()
         self.plain = plain
