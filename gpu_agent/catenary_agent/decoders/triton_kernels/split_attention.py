@@ -179,7 +179,7 @@ def tile_of(group: int, size: int, *, has_dots: bool) -> AttentionTile:
     """Returns the tile for some query heads of a key head."""
     wide = triton.next_power_of_2(size)
     if has_dots:
-        return AttentionTile(64 if wide <= 128 else 32, stages=3 if wide <= 64 else 2)
+        return AttentionTile(64 if wide <= 128 else 32, stages=3)
     tokens = max(2, min(64, _SUMMED // (triton.next_power_of_2(group) * wide)))
     return AttentionTile(tokens, stages=1, has_dots=False)
 
