@@ -40,12 +40,12 @@ def _rows(here: Context, sessions: int, tokens: int) -> None:
     )
     from catenary_agent.decoders.torch.torch_cache import TokenCacheShape
     from catenary_agent.decoders.triton_kernels import split_attention
-    from catenary_agent.decoders.triton_kernels.attention_choice import _decoding
+    from catenary_agent.decoders.triton_kernels.attention_choice import random_decoding
 
     shape = TokenCacheShape(_KEYS, _SIZE, torch.float16, here.torch_device)
     read = 4 * _KEYS * _SIZE * sessions * tokens
     count = max(1, min(64, -(-_POOL_BYTES // read)))
-    steps = [_decoding(shape, _QUERIES, [tokens] * sessions, tokens) for _ in range(count)]
+    steps = [random_decoding(shape, _QUERIES, [tokens] * sessions, tokens) for _ in range(count)]
     how = _SIZE**-0.5, None, None, None
     for kernel in (AttentionKernel.FLASH, AttentionKernel.SPLIT):
         calls = [
@@ -81,12 +81,12 @@ def _rows(here: Context, sessions: int, tokens: int) -> None:
 def _row(here: Context, what: str, run: Any, count: int, read: int) -> None:
     import torch
 
-    from catenary_agent.decoders.triton_kernels.attention_choice import _milliseconds
+    from catenary_agent.decoders.triton_kernels.attention_choice import captured_milliseconds
 
     try:
         stream = torch.cuda.Stream()
         with torch.inference_mode(), torch.cuda.stream(stream):
-            taken = _milliseconds(run) / count
+            taken = captured_milliseconds(run) / count
     except Exception as error:  # a compiler's, or a want of shared memory
         here.row(what, f"{type(error).__name__}")
         return

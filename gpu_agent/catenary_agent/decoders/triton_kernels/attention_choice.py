@@ -69,7 +69,7 @@ def difference(shape: TokenCacheShape, query_heads: int, tokens: int) -> float:
         query_heads: Number of heads of the queries.
         tokens: Number of rows of a slot.
     """
-    plan, pool, query = _decoding(shape, query_heads, [tokens, 1, tokens // 2 + 1], tokens)
+    plan, pool, query = random_decoding(shape, query_heads, [tokens, 1, tokens // 2 + 1], tokens)
     worst = 0.0
     for window in (None, tokens // 3):
         results = []
@@ -87,34 +87,38 @@ def difference(shape: TokenCacheShape, query_heads: int, tokens: int) -> float:
 
 def is_split_faster(shape: TokenCacheShape, query_heads: int) -> bool:
     """Returns whether the kernel takes less time than FlashAttention for many sessions."""
-    times: dict[str, float] = {}
     try:
-        row_bytes = 2 * shape.heads * shape.head_size * shape.dtype.itemsize
-        most = max(1, _TIMED_BYTES // (row_bytes * _TIMED_TOKENS))
-        used = [_TIMED_TOKENS] * min(_TIMED_SESSIONS, most)
-        plan, pool, query = _decoding(shape, query_heads, used, _TIMED_TOKENS)
-        for kernel in (AttentionKernel.FLASH, AttentionKernel.SPLIT):
-            call = LayerCall(StepTensors.of(plan, pool, kernel), 0, len(used))
-            how = shape.head_size**-0.5, None, None, None
-
-            def attend(call: LayerCall = call, how: tuple[float, None, None, None] = how) -> None:
-                for _ in range(_CALLS):
-                    attend_stored(call, query, how)
-
-            with torch.inference_mode():
-                times[kernel.value] = _milliseconds(attend) / _CALLS
-        del plan, pool, query
-        torch.cuda.empty_cache()
+        flash, split = _times(shape, query_heads)
     except Exception as error:  # a driver's, or a want of memory
         text = (str(error).splitlines() or [""])[0][:200]
         _log.warning("split_attention_not_timed", reason=f"{type(error).__name__}: {text}")
         return False
-    flash, split = times[AttentionKernel.FLASH.value], times[AttentionKernel.SPLIT.value]
-    _log.info("attention_timed", sessions=len(used), flash_ms=flash, split_ms=split)
+    finally:
+        torch.cuda.empty_cache()
+    _log.info("attention_timed", flash_ms=round(flash, 4), split_ms=round(split, 4))
     return split < flash
 
 
-def _decoding(
+def _times(shape: TokenCacheShape, query_heads: int) -> list[float]:
+    """Returns the milliseconds of a layer's attention by FlashAttention and by the kernel."""
+    row_bytes = 2 * shape.heads * shape.head_size * shape.dtype.itemsize
+    most = max(1, _TIMED_BYTES // (row_bytes * _TIMED_TOKENS))
+    used = [_TIMED_TOKENS] * min(_TIMED_SESSIONS, most)
+    plan, pool, query = random_decoding(shape, query_heads, used, _TIMED_TOKENS)
+    times = []
+    for kernel in (AttentionKernel.FLASH, AttentionKernel.SPLIT):
+        call = LayerCall(StepTensors.of(plan, pool, kernel), 0, len(used))
+
+        def attend(call: LayerCall = call) -> None:
+            for _ in range(_CALLS):
+                attend_stored(call, query, (shape.head_size**-0.5, None, None, None))
+
+        with torch.inference_mode():
+            times.append(captured_milliseconds(attend) / _CALLS)
+    return times
+
+
+def random_decoding(
     shape: TokenCacheShape, query_heads: int, used: list[int], tokens: int
 ) -> tuple[AttentionMetadata, SlotPool, torch.Tensor]:
     """Returns a step of single queries, random caches in which it looks, and the queries."""
@@ -122,14 +126,14 @@ def _decoding(
     pool = SlotPool(len(used) + 1, tokens, 1, shape)
     pool.keys.normal_(generator=random)
     pool.values.normal_(generator=random)
-    slots = [(7 * i + 2) % len(used) if len(used) % 7 else i for i in range(len(used))]
+    slots = [*range(1, len(used), 2), *range(0, len(used), 2)]
     caches = [SessionCache(0, np.array([slot]), np.array([slot * tokens])) for slot in slots]
     size = 1, query_heads, len(used), shape.head_size
     query = torch.empty(size, dtype=shape.dtype, device=shape.device).normal_(generator=random)
     return AttentionMetadata(caches, [1] * len(used), [each - 1 for each in used]), pool, query
 
 
-def _milliseconds(run: Callable[[], object]) -> float:
+def captured_milliseconds(run: Callable[[], object]) -> float:
     """Returns the shortest of some times of a captured run on the current device."""
     run()  # compiles, and lets libraries do what they must not do during a capture
     torch.cuda.current_stream().synchronize()
