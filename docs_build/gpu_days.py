@@ -46,9 +46,9 @@ class GpuDay:
         return float(self._rows[stage, name]["value"])
 
     def part(self, stage: str, name: str) -> str:
-        """Returns what a stage noted first beside a number, such as a time; "–" without."""
+        """Returns what a stage noted first beside a number, such as a time; "-" without."""
         row = self._rows.get((stage, name), {})
-        return str(row.get("note", "–")).split(",")[0]
+        return str(row.get("note", "-")).split(",")[0]
 
     def stages(self, program: str) -> str:
         """Returns a table with the outcome of every stage of a program."""
