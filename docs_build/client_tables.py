@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from docs_build.reference.markdown import prose, table
+from docs_build.reference.markdown import prose, replace_between, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/clients.md"
@@ -89,12 +89,5 @@ def tables() -> str:
     return "\n\n".join([*parts, END])
 
 
-def write() -> None:
-    """Replaces the part of the page between its marks."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    PAGE.write_text(before + tables() + rest.partition(END)[2])
-
-
 if __name__ == "__main__":
-    write()
+    replace_between(PAGE, BEGIN, END, tables())

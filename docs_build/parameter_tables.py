@@ -12,7 +12,7 @@ from catenary_gateway.openai_http.description.route_table import HttpRoute, Read
 from catenary_gateway.openai_http.parameters import PARAMETERS
 from catenary_gateway.openai_http.parameters.parameter import Parameter, ParameterKind
 from catenary_gateway.openai_http.paths import ROUTES
-from docs_build.reference.markdown import code, table
+from docs_build.reference.markdown import code, replace_between, table
 
 PAGE = Path(__file__).parent.parent / "docs/openai.md"
 BEGIN = "<!-- parameters: written by docs_build/parameter_tables.py -->"
@@ -68,12 +68,5 @@ def _paths(parameter: Parameter) -> str:
     return ", ".join(sorted(parameter.paths))
 
 
-def write() -> None:
-    """Replaces the part of the page between its marks."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    PAGE.write_text(before + tables() + rest.partition(END)[2])
-
-
 if __name__ == "__main__":
-    write()
+    replace_between(PAGE, BEGIN, END, tables())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -81,19 +81,18 @@ async def _index(request: web.Request) -> web.Response:
 
 async def _load(request: web.Request) -> web.Response:
     """Orders the scheduler to deploy a model."""
-    operator = enter_to_change(request)
-    parameters = _parameters(await _body(request))
-    name, repository = request.match_info["model"], _of(request).repository
-    await repository.load(operator, bearer(request), name, parameters)
-    return json_response({})
+    return await _order(request, _of(request).repository.load)
 
 
 async def _unload(request: web.Request) -> web.Response:
     """Orders the scheduler to undeploy a model."""
+    return await _order(request, _of(request).repository.unload)
+
+
+async def _order(request: web.Request, order: Callable[..., Awaitable[None]]) -> web.Response:
     operator = enter_to_change(request)
     parameters = _parameters(await _body(request))
-    name, repository = request.match_info["model"], _of(request).repository
-    await repository.unload(operator, bearer(request), name, parameters)
+    await order(operator, bearer(request), request.match_info["model"], parameters)
     return json_response({})
 
 

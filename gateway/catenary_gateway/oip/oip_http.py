@@ -13,11 +13,11 @@ from catenary_gateway.endpoints.http_calls import (
     enter,
     json_response,
 )
-from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.oip import extension_routes, oip_json
 from catenary_gateway.oip.extension_routes import EXTENSIONS
 from catenary_gateway.oip.route_schemas import BINARY
 from catenary_services.errors import InvalidInput
+from catenary_services.version import software_version
 
 JSON_SIZE = "Inference-Header-Content-Length"
 _INFER_ROUTE = "/v2/models/{model}/infer"
@@ -62,7 +62,7 @@ async def _server_metadata(request: web.Request) -> web.Response:
     """Answers name, version and extensions of the server."""
     enter(request)
     names = request.app[EXTENSIONS].names
-    return json_response({"name": "catenary", "version": server_version(), "extensions": names})
+    return json_response({"name": "catenary", "version": software_version(), "extensions": names})
 
 
 async def _model_metadata(request: web.Request) -> web.Response:

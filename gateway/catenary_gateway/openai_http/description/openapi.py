@@ -20,13 +20,13 @@ from catenary_gateway.endpoints.json_schemas import (
     one,
     record,
 )
-from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.endpoints.route_descriptions import RouteDescription, summary_of
 from catenary_gateway.openai_http.calls.bodies import SamplingBody
 from catenary_gateway.openai_http.description.answer_schemas import ANSWERS, ERRORS
 from catenary_gateway.openai_http.description.route_table import HttpRoute, ReadBody
 from catenary_gateway.openai_http.messages import ROLES
 from catenary_gateway.openai_http.parameters import PARAMETERS
+from catenary_services.version import software_version
 
 Document = dict[str, Any]
 _JSON = "application/json"
@@ -80,7 +80,7 @@ def openapi_document(
         paths.setdefault(route_of.path, {})[route_of.method.lower()] = operation
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Catenary", "version": server_version()},
+        "info": {"title": "Catenary", "version": software_version()},
         "paths": paths,
         "components": {
             "schemas": {**schemas, **ERRORS},

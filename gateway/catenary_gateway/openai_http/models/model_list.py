@@ -11,8 +11,8 @@ from aiohttp import web
 from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.catalog import Model
 from catenary_gateway.endpoints.http_calls import PIPELINE, enter, json_response
-from catenary_gateway.endpoints.repository import server_version
 from catenary_services.errors import ModelNotFound
+from catenary_services.version import software_version
 
 _OWNER = "catenary"
 _SHOWN = 100
@@ -23,7 +23,7 @@ _STARTED_AT = datetime.fromtimestamp(_STARTED, UTC).isoformat()
 async def answer_version(request: web.Request) -> web.Response:
     """Says the server's version."""
     enter(request)
-    return json_response({"version": server_version()})
+    return json_response({"version": software_version()})
 
 
 async def answer_models(request: web.Request) -> web.Response:
