@@ -10,8 +10,9 @@ from pathlib import Path
 from features import API_KEY, BASE_URL, CHAT_MODEL, EMBEDDING_MODEL, TOKENIZER, feature, report
 
 REQUESTS = 4
-ONLINE = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-"""It takes a tokenizer's folder only so; told to stay offline, it wants a name of the hub's cache."""
+ENVIRONMENT = os.environ | {"AIPERF_DATASET_MMAP_BASE_PATH": str(Path.cwd())}
+"""It leaves a folder behind, here instead of among the machine's temporary files."""
+ENVIRONMENT.pop("HF_HUB_OFFLINE", None)  # told to stay offline, it takes no folder of a tokenizer
 
 
 def profile(kind: str, model: str, *options: str) -> dict[str, object]:
@@ -23,7 +24,7 @@ def profile(kind: str, model: str, *options: str) -> dict[str, object]:
     command += ["--random-seed", "1"]
     command += ["--workers-max", "1", "--record-processors", "1", "--artifact-dir", str(folder)]
     command += ["--no-server-metrics", "--no-gpu-telemetry", *options]
-    done = subprocess.run(command, env=ONLINE, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(done.stdout[-3000:] + done.stderr[-3000:])
     (told,) = folder.rglob("profile_export_aiperf.json")
