@@ -316,7 +316,14 @@ class PartitionLoader:
         # Only the caches are known before anything is read; `DecoderLoader` checks the whole later.
         self._check_fits(key, held.slot_bytes(tokens))
         executor = load_decoder(
-            host.repository, key, host.device, layout, host.threads, choice.library, choice.numbers
+            host.repository,
+            key,
+            host.device,
+            layout,
+            host.threads,
+            choice.library,
+            choice.numbers,
+            self._generation.chunk_tokens,
         )
         if key.last_block == table.blocks and host.device.kind != "emulated":
             # Brought in while there are peers; it is parsed for the first answer with a grammar.
