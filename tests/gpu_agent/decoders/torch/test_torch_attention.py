@@ -63,7 +63,7 @@ def test_the_kernels_agree_on_mixed_steps(
 ) -> None:
     layers = 3
     outputs = {}
-    for kernel in AttentionKernel:
+    for kernel in (AttentionKernel.EACH, AttentionKernel.FLASH, AttentionKernel.PADDED):
         torch.manual_seed(1)
         pool = SlotPool(12, 32, layers, SHAPE)
         pool.keys.fill_(float("nan"))  # nobody may look at rows that were never written

@@ -142,7 +142,7 @@ def captured_milliseconds(run: Callable[[], object]) -> float:
         run()
     times: list[float] = []
     for _ in range(4):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         began.record()
         graph.replay()
         ended.record()
