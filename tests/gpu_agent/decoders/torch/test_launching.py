@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from catenary_agent.decoders.triton_kernels.launching import KernelLauncher
 
