@@ -72,9 +72,9 @@ class StepOutput:
     """The states behind the last layer, valid until the next step."""
 
     hidden: torch.Tensor
-    """Those of all rows: float32 [rows, hidden size]."""
+    """The states of all rows: float32 [rows, hidden size]."""
     last: torch.Tensor | None = field(default=None)
-    """Those of the rows that were asked for; None if none were."""
+    """The states of the rows that were asked for; None if none were."""
 
 
 class StepGraphs:

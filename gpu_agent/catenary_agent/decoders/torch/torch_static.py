@@ -98,7 +98,7 @@ class StepBuffers:
         self._states: torch.Tensor | None = None
         shape = most.rows, hidden
         self.entering = self.part("tokens")
-        """What enters the first layer: token ids int32 [rows], or hidden states [rows, hidden]."""
+        """The inputs of the first layer: token ids int32 [rows], or states [rows, hidden]."""
         if model.blocks.embedding is None:
             self._states = torch.zeros(shape, dtype=torch.float32, pin_memory=pinned)
             self.entering = torch.zeros(shape, dtype=torch.float32, device=device)

@@ -40,7 +40,7 @@ class KernelLauncher:
         self._values = tuple(self._constants.values())
         self._options = {"num_warps": warps, **options}
         self._compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        """What was compiled, by device and the datatypes behind the addresses."""
+        """The compiled variants, by device and the datatypes behind the addresses."""
 
     def __call__(
         self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], *numbers: int

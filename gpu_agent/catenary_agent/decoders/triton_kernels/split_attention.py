@@ -165,7 +165,7 @@ def sum_kernel(
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """What a program attends to at a time, and how."""
+    """The block that a program attends to at a time, and how."""
 
     tokens: int
     stages: int
