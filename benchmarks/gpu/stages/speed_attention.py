@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.gpu.stage import Context, Skipped
+from benchmarks.gpu.stage import Context
 
 _KEYS, _QUERIES, _SIZE = 8, 32, 128
 """The heads of Llama-3-8B."""
@@ -16,17 +16,20 @@ _STEPS = (
 )
 _TILES = ((64, 2, 4), (32, 4, 4), (128, 2, 4), (128, 2, 8))
 """Tokens, stages and warps of tiles other than the one in use."""
+_TINY_STEPS = ((1, 16), (3, 32))
 
 
 def attention(here: Context) -> None:
-    """Times both kernels in CUDA graphs, over so many pools that no call finds its keys cached."""
-    if not here.is_cuda:
-        raise Skipped("Triton's kernels need a GPU")
+    """Times both kernels in CUDA graphs, over so many pools that no call finds its keys cached.
+
+    A CPU has neither, and times the two that it has.
+    """
     import torch
 
-    for sessions, tokens in _STEPS:
+    for sessions, tokens in _STEPS if here.is_cuda else _TINY_STEPS:
         _rows(here, sessions, tokens)
-        torch.cuda.empty_cache()
+        if here.is_cuda:
+            torch.cuda.empty_cache()
 
 
 def _rows(here: Context, sessions: int, tokens: int) -> None:
@@ -40,14 +43,17 @@ def _rows(here: Context, sessions: int, tokens: int) -> None:
         attend_stored,
     )
     from catenary_agent.decoders.torch.torch_cache import TokenCacheShape
-    from catenary_agent.decoders.triton_kernels import split_attention
 
-    shape = TokenCacheShape(_KEYS, _SIZE, torch.float16, here.torch_device)
-    read = 4 * _KEYS * _SIZE * sessions * tokens
-    count = max(1, min(64, -(-_POOL_BYTES // read)))
+    dtype = torch.float16 if here.is_cuda else torch.float32
+    shape = TokenCacheShape(_KEYS, _SIZE, dtype, here.torch_device)
+    read = 2 * dtype.itemsize * _KEYS * _SIZE * sessions * tokens
+    count = max(1, min(64, -(-_POOL_BYTES // read))) if here.is_cuda else 1
     steps = [random_decoding(shape, _QUERIES, [tokens] * sessions, tokens) for _ in range(count)]
     how = _SIZE**-0.5, None, None, None
-    for kernel in (AttentionKernel.FLASH, AttentionKernel.SPLIT):
+    kernels = (AttentionKernel.EACH, AttentionKernel.PADDED)
+    if here.is_cuda:
+        kernels = (AttentionKernel.FLASH, AttentionKernel.SPLIT)
+    for kernel in kernels:
         calls = [
             (LayerCall(StepTensors.of(plan, pool, kernel), 0, sessions), query)
             for plan, pool, query in steps
@@ -60,6 +66,8 @@ def _rows(here: Context, sessions: int, tokens: int) -> None:
         _row(here, f"{sessions} x {tokens}, {kernel.value}", run, count, read)
     if (sessions, tokens) not in {(64, 1024), (1, 16_384)}:
         return
+    from catenary_agent.decoders.triton_kernels import split_attention
+
     for block, stages, warps in _TILES:
         tile = split_attention.AttentionTile(block, stages, warps)
 
@@ -83,6 +91,9 @@ def _row(here: Context, what: str, run: Any, count: int, read: int) -> None:
 
     from catenary_agent.decoders.torch.kernel_checks.attention_choice import captured_milliseconds
 
+    if not here.is_cuda:
+        here.row(what, here.time(run).wall_s / count * 1e6, "us")
+        return
     try:
         stream = torch.cuda.Stream()
         with torch.inference_mode(), torch.cuda.stream(stream):
