@@ -50,15 +50,6 @@ class GpuDay:
         row = self._rows.get((stage, name), {})
         return str(row.get("note", "-")).split(",")[0]
 
-    def stages(self, program: str) -> str:
-        """Returns a table with the outcome of every stage of a program."""
-        lines = ["| stage | question | outcome | time |", "|---|---|---|---:|"]
-        for stage in self.record["programs"][program]:
-            if stage["verdict"] != NOT_RUN:
-                cells = (f"`{stage['name']}`", stage["about"], stage["verdict"])
-                lines.append(f"| {' | '.join(cells)} | {stage['seconds']:.0f} s |")
-        return "\n".join(lines)
-
     def table(self, stage: str, part: str = "") -> str:
         """Returns a table of the rows of a stage whose names contain a text."""
         lines = ["| figure | measured | note |", "|---|---:|---|"]

@@ -231,8 +231,8 @@ def sampling(here: Context) -> None:
     """Compares tokens with NumPy's: filters of every kind, peaked and flat logits, equal values."""
     import torch
 
+    from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
     from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
-    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
     from small_models.sampling_cases import random_logits, random_sampler
 
     words, cases, rows = (128_256, 500, 20) if here.is_cuda else (999, 40, 10)

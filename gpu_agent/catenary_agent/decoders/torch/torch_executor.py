@@ -16,7 +16,7 @@ import torch
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.row_results import row_results, score_prompt
-from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
 from catenary_agent.decoders.torch.fused.fused_layers import fuse
 from catenary_agent.decoders.torch.kernel_checks.attention_choice import (
     is_split_faster,

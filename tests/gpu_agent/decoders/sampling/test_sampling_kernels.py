@@ -174,7 +174,7 @@ def test_kernels_that_work_are_used_and_others_are_not(monkeypatch: pytest.Monke
         why_not_kernels.cache_clear()
         assert reason in (why_not_kernels(DEVICE) or "")
         if DEVICE.type == "cuda":
-            assert type(torch_arrays.torch_chooser(DEVICE, 50_000)) is TokenSampler
+            assert type(kernel_sampler.torch_chooser(DEVICE, 50_000)) is TokenSampler
     why_not_kernels.cache_clear()
 
 
