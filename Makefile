@@ -8,9 +8,10 @@ RUNNABLE := $(VENV)/.runnable
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
+PEERS := $(if $(ONLY),$(ONLY),$(patsubst requirements/peers/%.txt,%,$(wildcard requirements/peers/*.txt)))
 CLIENTS := $(if $(ONLY),$(ONLY),$(patsubst requirements/ecosystem/%.txt,%,$(wildcard requirements/ecosystem/*.txt)))
 
-.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem chaos fuzz bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem peers chaos fuzz bench bench-peers deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -122,6 +123,17 @@ fuzz: $(NATIVE) $(TOOLS) ## schemathesis against /openapi.json of a small cluste
 bench: $(NATIVE) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--out docs/benchmarks.json)
 
+peers: $(PEERS:%=.venv-peers/%/.installed) ## environments of the servers that bench-peers compares with, 1 GB (ONLY="triton ray": these)
+
+.venv-peers/%/.installed: requirements/peers/%.txt $(STAMP)
+	requirements/client.sh $(VENV) $< .venv-peers/$*
+	touch $@
+
+# ARGS="--rounds 5 --seed 2"; QUICK=1 ARGS="--only triton catenary --models tiny" tries a part.
+bench-peers: $(NATIVE) ## Catenary beside the servers of `make peers`, 12 minutes of a quiet machine (QUICK=1: one round, no record)
+	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick,--out docs/peers.json) $(ARGS)
+	$(if $(QUICK),,$(BIN)/python -m docs_build.truth)
+
 # The short form leaves the documents alone: its numbers are not worth keeping.
 # The chains come first: without the whole trace (CATENARY_TRACES) their long form stops at once.
 SIM_OUT ?= $(if $(QUICK),build/results,docs/results)
@@ -193,4 +205,4 @@ compose-down: ## stops it; PURGE=1 also removes its volumes
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-peers .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
