@@ -41,8 +41,8 @@ class PeersPage:
         compiled = "compiled" if settings.compiled else "without compiled modules"
         return (
             f"{settings.rounds} rounds of {settings.seconds:g} s by {generators}, seed"
-            f" {settings.seed}; Catenary {compiled}. Failed answers: {counted}. Rounds of a rate lie"
-            f" {summary.spread(self.found):.0%} of it apart (median of all loads)."
+            f" {settings.seed}; Catenary {compiled}. Failed answers: {counted}. Rounds of a rate"
+            f" lie {summary.spread(self.found):.0%} of it apart (median of all loads)."
         )
 
 

@@ -2,8 +2,8 @@
 
 A page is the template of its name in `docs_build/truth_pages`, filled in from the records in
 `docs/results/*.json` (see `lab/catenary_lab/scenarios/record.py`), `docs/benchmarks.json` and
-`docs/peers.json`. A page holds no age, because every commit would change it. It names commit and date, `make truth`
-prints the ages, and the site adds them when it is built.
+`docs/peers.json`. A page holds no age, because every commit would change it. It names commit and
+date, `make truth` prints the ages, and the site adds them when it is built.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def answer_bytes(
             answer = ask(protocol, port, request)
         except OSError as error:
             if processes.ended or time.monotonic() > until:
-                raise NotServingError(f"{error}; it printed:\n{processes.last_lines()}") from None
+                raise NotServingError(f"{error}\n{processes.last_lines()}") from None
             time.sleep(_POLL_S)
             continue
         if not workload.is_right(request.read(answer.body, answer.headers)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,7 @@ import psutil
 from benchmarks.end_to_end import cpu_ns
 
 _MARK = "CATENARY_PEER"
-_ENDS_WITHIN_S = 20.0
-_POLL_S = 0.1
+_ENDS_WITHIN_S = 8.0
 _OUTPUT_LINES = 15
 
 
@@ -80,17 +78,23 @@ class ServerProcesses:
         return total
 
     def stop(self) -> None:
-        """Ends all processes: the first by SIGTERM, what is left after a time by SIGKILL."""
-        every = self.all()
+        """Ends all processes: the first by SIGTERM, then whatever is left by it and by SIGKILL."""
+        left = self.all()
         if not self.ended:
             self._first.terminate()
-        until = time.monotonic() + _ENDS_WITHIN_S
-        while time.monotonic() < until and (self.all() or not self.ended):
-            time.sleep(_POLL_S)
-        for each in {*every, *self.all()}:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()  # psutil makes sure that the id is still that process's
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._first.wait(_ENDS_WITHIN_S)
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            left = self._left(left)
+            for each in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    end(each)  # psutil makes sure that the id is still that process's
+            psutil.wait_procs(left, _ENDS_WITHIN_S)
         self._first.wait()
+
+    def _left(self, known: Sequence[psutil.Process]) -> list[psutil.Process]:
+        """Returns the living processes, with those of the known that have lost parent and mark."""
+        return [each for each in {*known, *self.all()} if _lives(each)]
 
 
 def _environment(pid: int) -> bytes:

@@ -153,8 +153,10 @@ def _triton(site: Site, environment: Path) -> Command:
             **{f"{name}_shape": [-1, *shape] for name, shape in shapes.items()},
         )
         site.write(f"repository/{each.name}/config.pbtxt", text)
-        place = f"repository/{each.name}/1/model.py"
-        site.write(place, (SERVING / "triton_model.py").read_text("utf-8"))
+        # The stub looks for modules beside the model, and not where PYTHONPATH says.
+        for program, name in (("triton_model.py", "model.py"), ("onnx_session.py",) * 2):
+            text = (SERVING / program).read_text("utf-8")
+            site.write(f"repository/{each.name}/1/{name}", text)
     words = [
         str(server / "bin/tritonserver"),
         f"--model-repository={site.folder / 'repository'}",
@@ -213,9 +215,13 @@ def _bentoml(site: Site, environment: Path) -> Command:
 
 def _ray(site: Site, environment: Path) -> Command:
     # Ray makes sockets in its folder, whose paths may have 107 bytes.
-    folder = str(site.folder / "ray")
-    words = str(site.ports["http"]), folder
-    return _own(site, environment, "ray_server.py", *words, RAY_USAGE_STATS_ENABLED="0")
+    words = str(site.ports["http"]), str(site.folder / "ray")
+    more = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A busy machine does not start a process within the usual five seconds.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    }
+    return _own(site, environment, "ray_server.py", *words, **more)
 
 
 def _litserve(site: Site, environment: Path) -> Command:

@@ -114,6 +114,7 @@ def payload_model(repository: ModelRepository, name: str) -> ModelKey:
             file="model.onnx",
             slo_ns=1000 * NANOSECONDS_PER_MILLISECOND,
             max_batch=8,
+            float16_boundaries=False,
         )
     )
     onnx.save(model, repository.model_file(key))

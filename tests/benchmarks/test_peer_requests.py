@@ -108,7 +108,9 @@ def test_every_server_has_requirements_of_exact_releases() -> None:
     for name in SERVERS:
         first, *others = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
         assert re.match(rf"{PEERS[name].package}(\[\w+\])?==", first), name
-        assert [e for e in (first, *others) if not re.fullmatch(r"[\w-]+(\[\w+\])?==[\w.]+", e)] == []
+        assert [
+            e for e in (first, *others) if not re.fullmatch(r"[\w-]+(\[\w+\])?==[\w.]+", e)
+        ] == []
 
 
 def test_all_servers_run_the_onnxruntime_that_answers_are_compared_with() -> None:

@@ -23,8 +23,8 @@ def copy(tmp_path: Path) -> Path:
     """Pages, records, pictures and scenarios, to be changed."""
     shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
     shutil.copytree(ROOT / "docs/results", tmp_path / "docs/results")
-    for name in ("benchmarks.md", "benchmarks.json"):
-        shutil.copy(ROOT / "docs" / name, tmp_path / "docs" / name)
+    for file in (ROOT / "docs/benchmarks.md", *(ROOT / "docs").glob("*.json")):
+        shutil.copy(file, tmp_path / "docs" / file.name)
     return tmp_path
 
 

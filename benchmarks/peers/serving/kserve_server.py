@@ -26,7 +26,8 @@ class OnnxModel(Model):  # type: ignore[misc]
         answer = self._model.answer(payload.inputs[0].as_numpy())
         output = InferOutput(self._model.output_name, list(answer.shape), "FP32")
         output.set_data_from_numpy(answer, binary_data=True)
-        return InferResponse(payload.id, self.name, [output])
+        binary = payload.use_binary_outputs
+        return InferResponse(payload.id or "", self.name, [output], use_binary_outputs=binary)
 
 
 if __name__ == "__main__":
