@@ -13,7 +13,7 @@ from benchmarks.peers.load import GENERATORS, Load, LoadFailedError, Outcome
 from benchmarks.peers.processes import ServerProcesses
 from benchmarks.peers.record import Cell
 from benchmarks.peers.requests import Request
-from benchmarks.peers.servers import PEERS, Protocol, Site, environment_of
+from benchmarks.peers.servers import OURS, PEERS, Protocol, Site, environment_of
 from benchmarks.peers.workloads import CONNECTIONS, Workload
 
 _WARM_UP_S = 0.3
@@ -147,7 +147,13 @@ def measure(
 ) -> Found:
     """Returns what all rounds measure, one server running at a time.
 
-    A server that cannot be measured is left out from then on; its reason is kept.
+    A server that cannot be measured is left out from then on, and its reason is kept; without
+    Catenary there is nothing to compare.
+
+    Raises:
+        NotServingError: Catenary does not answer.
+        WrongAnswerError: Catenary answers something else than ONNX Runtime.
+        LoadFailedError: A generator could not load Catenary.
     """
     found = Found()
     source = random.Random(options.seed)
@@ -162,6 +168,8 @@ def measure(
                 try:
                     _one(name, site, options, found, source)
                 except (NotServingError, WrongAnswerError, LoadFailedError) as error:
+                    if name == OURS:
+                        raise
                     say(f"{PEERS[name].title} is left out: {error}")
                     found.leave_out(name, str(error).splitlines()[0])
     return found

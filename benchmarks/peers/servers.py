@@ -228,9 +228,10 @@ def _litserve(site: Site, environment: Path) -> Command:
     return _own(site, environment, "litserve_server.py", str(site.ports["http"]))
 
 
+OURS = "catenary"
 _OIP: dict[Protocol, Form] = {"grpc": oip_grpc, "http": oip_binary}
 PEERS: dict[str, Peer] = {
-    "catenary": Peer("Catenary", "", _OIP, _catenary),
+    OURS: Peer("Catenary", "", _OIP, _catenary),
     "triton": Peer("Triton", "nvidia-pytriton", _OIP, _triton),
     "kserve": Peer("KServe", "kserve", _OIP, _kserve),
     "mlserver": Peer("MLServer", "mlserver", {"grpc": oip_grpc, "http": oip_json}, _mlserver),

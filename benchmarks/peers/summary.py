@@ -84,7 +84,7 @@ def servers(found: Comparison) -> str:
         forms = ", ".join(f"{TITLES[name]}: {form}" for name, form in each.forms.items())
         memory = f"{statistics.median(each.memory_mb):,.0f}" if each.memory_mb else "-"
         rows.append([each.title, each.version or "-", each.left_out or forms, memory])
-    return _markdown(["server", "release", "requests", "memory, MB"], rows)
+    return _markdown(["server", "release", "requests", "memory, MB"], rows, numbers=1)
 
 
 def rates(found: Comparison, model: str) -> str:
@@ -143,9 +143,12 @@ def _by_connections(found: Comparison, model: str, text: Callable[[Cell], str]) 
             if any(mine):
                 texts = ["-" if cell is None else text(cell) for cell in mine]
                 rows.append([facts.title, TITLES[protocol], *texts])
-    return _markdown(["server", "", *(f"{each} in flight" for each in columns)], rows)
+    header = ["server", "", *(f"{each} in flight" for each in columns)]
+    return _markdown(header, rows, numbers=len(columns))
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", "|---|---|" + "---:|" * (len(header) - 2)]
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) -> str:
+    """Returns a table whose last columns are numbers."""
+    rule = "|" + "---|" * (len(header) - numbers) + "---:|" * numbers
+    lines = [f"| {' | '.join(header)} |", rule]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -32,8 +33,12 @@ class OnnxModel(Model):  # type: ignore[misc]
 
 if __name__ == "__main__":
     http_port, grpc_port, *words = sys.argv[1:]
+    logging.disable(logging.INFO)  # it logs each request three times
     models = [OnnxModel(name, file) for name, file in models_of(words).items()]
     server = ModelServer(
-        http_port=int(http_port), grpc_port=int(grpc_port), workers=1, access_log_format=None
+        http_port=int(http_port),
+        grpc_port=int(grpc_port),
+        workers=1,
+        enable_latency_logging=False,
     )
     server.start(models)
