@@ -89,7 +89,12 @@ def answer_bytes(
                 raise NotServingError(f"{error}\n{processes.last_lines()}") from None
             time.sleep(_POLL_S)
             continue
-        if not workload.is_right(request.read(answer.body, answer.headers)):
+        try:
+            tensor = request.read(answer.body, answer.headers)
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"{workload.name} over {protocol} is answered in another form: {error!r}"
+            raise WrongAnswerError(text) from None
+        if not workload.is_right(tensor):
             raise WrongAnswerError(
                 f"{workload.name} over {protocol} is not what ONNX Runtime answers"
             )

@@ -79,15 +79,22 @@ class Found:
 
 
 class Running:
-    """A server that answers rightly, to be loaded."""
+    """A server that has been started, to be checked and loaded.
+
+    Raises:
+        NotServingError: It cannot be started.
+    """
 
     def __init__(self, name: str, site: Site, options: Options) -> None:
         self._site = site
         self._options = options
         self._requests: dict[tuple[str, Protocol], tuple[Request, range]] = {}
-        command = PEERS[name].start(site, environment_of(name))
         log = site.folder / "output.log"
-        self.processes = ServerProcesses(command.words, command.environment, log)
+        try:
+            command = PEERS[name].start(site, environment_of(name))
+            self.processes = ServerProcesses(command.words, command.environment, log)
+        except OSError as error:
+            raise NotServingError(f"it cannot be started: {error}") from None
         self._forms = PEERS[name].forms
 
     def check(self) -> dict[str, str]:

@@ -120,6 +120,19 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, echo: Workload) -
     processes.stop()
 
 
+def test_a_server_whose_program_is_missing_is_left_out(
+    echo: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(site: Site, _environment: Path) -> Command:
+        return Command([str(tmp_path / "missing")], environment_for(site.folder))
+
+    monkeypatch.setitem(PEERS, "wrong", Peer("Wrong", "", {"http": plain_bytes}, start))
+    found = measure(options("wrong", "right", rounds=2), tmp_path, [echo], lambda _line: None)
+    assert list(found.failures) == ["wrong"]
+    assert "cannot be started" in found.failures["wrong"]
+    assert len(found.memory_mb["right"]) == 2
+
+
 def test_orders_are_the_seeds_and_hold_every_server() -> None:
     names = list(PEERS)
     assert orders(names, 3, 1) == orders(names, 3, 1)
