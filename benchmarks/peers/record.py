@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from pathlib import Path
 from typing import Any, Literal
@@ -90,7 +91,7 @@ def median_of(cell: Cell, figure: str) -> float:
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
     """Returns a comparison as JSON values, sealed by its digest."""
-    return sealed(msgspec.to_builtins(comparison, str_keys=True))
+    return sealed(json.loads(msgspec.json.encode(comparison)))
 
 
 def comparison_of(document: Any) -> Comparison:
