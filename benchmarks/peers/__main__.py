@@ -7,6 +7,8 @@ so. Wall times mean something only while nothing else runs on the machine.
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -41,6 +43,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file of the record")
     arguments = parser.parse_args()
     configure_logging("benchmark", "main", "warning", as_json=False)
+    # Servers are ended on the way out, whatever ends the run.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     asked = arguments.only or list(PEERS)
     generators = {name: arguments.generator or chosen(name) for name in PROTOCOLS}
     options = Options(

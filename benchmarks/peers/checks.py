@@ -13,7 +13,7 @@ from benchmarks.peers.requests import GRPC_PATH, GRPC_PREFIX_BYTES, Request
 from benchmarks.peers.servers import Protocol
 from benchmarks.peers.workloads import Workload
 
-STARTS_WITHIN_S = 120.0
+STARTS_WITHIN_S = 180.0
 _ANSWERS_WITHIN_S = 30.0
 _POLL_S = 0.2
 _CHECKS = 3
