@@ -15,15 +15,15 @@ from starlette.responses import Response
 
 @serve.deployment(max_ongoing_requests=100, ray_actor_options={"num_cpus": 0.1})
 class OnnxDeployment:
-    """A deployment of one replica, which takes and gives bytes."""
+    """A deployment of one replica with all models, which takes and gives bytes."""
 
-    def __init__(self, file: str) -> None:
-        self._model = OnnxSession(file)
+    def __init__(self, files: dict[str, str]) -> None:
+        self._models = {f"/{name}": OnnxSession(file) for name, file in files.items()}
 
     async def __call__(self, request: Request) -> Response:
-        row = np.frombuffer(await request.body(), np.float32).reshape(self._model.row_shape)
-        answer = self._model.answer(row)
-        return Response(answer.tobytes(), media_type="application/octet-stream")
+        model = self._models[request.url.path]
+        row = np.frombuffer(await request.body(), np.float32).reshape(model.row_shape)
+        return Response(model.answer(row).tobytes(), media_type="application/octet-stream")
 
 
 if __name__ == "__main__":
@@ -33,8 +33,7 @@ if __name__ == "__main__":
         http_options={"host": "127.0.0.1", "port": int(port)},
         logging_config={"enable_access_log": False},
     )
-    for name, file in models_of(words).items():
-        serve.run(OnnxDeployment.bind(file), name=name, route_prefix=f"/{name}")
+    serve.run(OnnxDeployment.bind(models_of(words)), route_prefix="/")
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     serve.shutdown()
     ray.shutdown()
