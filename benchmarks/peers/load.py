@@ -26,7 +26,7 @@ _ENDS_WITHIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is played: a request, how often, and on how many connections at a time."""
+    """A request to be played so often, on so many connections at a time."""
 
     protocol: Protocol
     port: int
@@ -34,7 +34,7 @@ class Load:
     connections: int
     count: int
     seconds: float
-    """How long it shall take about, for programs that are told a time instead of a number."""
+    """The time it shall take about, for programs that are told one instead of a number."""
     answer_bytes: range
     """The sizes of right answers. gRPC's failures have status 200, but no message."""
 
@@ -45,7 +45,7 @@ class Outcome:
 
     answers: int
     failed: int
-    """Those of them that are no success."""
+    """The answers among them that are no success."""
     seconds: float
     p50_ms: float
     p99_ms: float

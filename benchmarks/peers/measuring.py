@@ -26,7 +26,7 @@ Key = tuple[str, str, Protocol, int]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is measured, and how."""
+    """The servers that are measured, and the way they are."""
 
     peers: tuple[str, ...]
     rounds: int
@@ -46,13 +46,13 @@ class Measured:
 
 @dataclass(slots=True)
 class Found:
-    """What all rounds have measured so far."""
+    """The measurements of all rounds so far."""
 
     cells: dict[Key, list[Measured]] = field(default_factory=dict)
     memory_mb: dict[str, list[float]] = field(default_factory=dict)
     forms: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    """Why a server is left out that could not be measured."""
+    """The reason for leaving out a server, which could not be measured."""
 
     def leave_out(self, peer: str, why: str) -> None:
         """Forgets what was measured of a server."""

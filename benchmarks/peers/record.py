@@ -37,12 +37,12 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PeerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is told of a server beside its cells."""
+    """A server's release and memory, beside its cells."""
 
     title: str
     version: str
     left_out: str = ""
-    """Why it has no cells; empty if it has."""
+    """The reason for having no cells; empty if it has some."""
     forms: dict[str, str] = {}
     """The form of its requests by protocol."""
     memory_mb: tuple[float, ...] = ()
@@ -50,14 +50,14 @@ class PeerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How it was measured."""
+    """The options of a run."""
 
     rounds: int
     seed: int
     seconds: float
     quick: bool
     compiled: bool
-    """Whether Catenary ran its compiled modules."""
+    """True if Catenary ran its compiled modules."""
     generators: dict[str, str]
     """The load generator with its version, by protocol."""
     kind: Literal["peers"] = "peers"

@@ -1,4 +1,4 @@
-"""What a record shows: tables by model with ratios to Triton, and the targets of the fast path."""
+"""Tables of a record by model, with ratios to Triton, and the targets of the fast path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARES: dict[tuple[str, int], float] = {
 }
 """Least share of Triton's rate over both protocols, by model and connections."""
 MOST_P50_MS = 1.2
-"""Of one small request at a time."""
+"""The target for one small request at a time."""
 MOST_MEMORY_MB = 250.0
 
 
