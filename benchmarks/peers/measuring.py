@@ -124,7 +124,9 @@ class Running:
         port = self._site.ports[protocol]
         load = Load(protocol, port, request, connections, 0, _WARM_UP_S, sizes)
         first = play(replace(load, count=max(_FEWEST, 2 * connections)))
-        warm = play(replace(load, count=count_for(first, connections, _WARM_UP_S)))
+        warm = first
+        if first.seconds < _WARM_UP_S:
+            warm = play(replace(load, count=count_for(first, connections, _WARM_UP_S)))
         seconds = self._options.seconds
         load = replace(load, count=count_for(warm, connections, seconds), seconds=seconds)
         processes = self.processes.all()
