@@ -200,7 +200,7 @@ def _tell_steps(source: str, options: dict[str, Any]) -> NoReturn:
 def _print_sizes(
     repository: ModelRepository, key: ModelKey, options: dict[str, Any], as_json: bool
 ) -> None:
-    if repository.manifest(key).platform != "decoder":
+    if not repository.manifest(key).generates_text:
         raise NotSupported(f"{key} is in the repository; it is no language model, which has sizes")
     table = repository.decoder_table(key)
     weights = table.weight_bytes(0, table.blocks)

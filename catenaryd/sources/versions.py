@@ -90,7 +90,7 @@ def key_of(
 
 def _check_same(repository: ModelRepository, key: ModelKey, options: PullOptions) -> None:
     manifest = repository.manifest(key)
-    if manifest.platform != "decoder":
+    if not manifest.generates_text:
         return
     wanted = PullOptions()
     for what in ("precision", "target"):

@@ -1,0 +1,183 @@
+"""What an engine is asked for, and what it says, in terms that all engines share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.executors.device import Device
+from catenary_services.domain.logprobs import TokenLogprobs
+from catenary_services.domain.sampling import SamplingParameters
+from catenary_services.errors import InvalidInput
+
+LARGEST_LINE_BYTES = 4 << 20
+"""The most bytes of one line, or of an answer in one piece: the last line of llama-server repeats
+the prompt."""
+LARGEST_PAGE_BYTES = 8 << 20
+"""The most bytes of a page about the engine itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """Tokens that an engine is to generate behind a sequence."""
+
+    token_ids: Sequence[int]
+    """The whole sequence so far."""
+    prompt_tokens: int
+    """Number of prompt tokens among them."""
+    most_tokens: int
+    """The most tokens to generate."""
+    parameters: SamplingParameters
+    seed: int
+    """A number in 0..2**63 - 1 that follows from the session's seed and the place of the token."""
+    reuses_prompt: bool = True
+    """Whether what the engine has computed of an equal beginning may be used again."""
+
+    @property
+    def least_tokens(self) -> int:
+        """Number of tokens before which none may end the answer."""
+        generated = len(self.token_ids) - self.prompt_tokens
+        return min(self.most_tokens, max(0, self.parameters.min_tokens - generated))
+
+
+class EngineDelta(NamedTuple):
+    """What one line of an engine's answer adds."""
+
+    token_ids: Sequence[int] = ()
+    scored: Sequence[TokenLogprobs] = ()
+    """Log probabilities of these tokens, if they were asked for."""
+    finish: str = ""
+    """"stop" or "length" where the answer ends; empty while it goes on."""
+    unsaid: int = 0
+    """Number of tokens that were generated behind these and never said, where the answer ends."""
+
+
+NOTHING_NEW = EngineDelta()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapacity:
+    """What an engine that has started keeps, by its own account."""
+
+    sessions: int
+    """The most sequences that it computes at a time."""
+    tokens: int
+    """The most tokens of all their caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBooking:
+    """The room that the scheduler books of an engine, which is all that the engine gets."""
+
+    sessions: int
+    session_tokens: int
+    """The most tokens of one session."""
+    tokens: int
+    """The most tokens of all caches together."""
+
+    @classmethod
+    def of(cls, layout: CacheLayout, blocks: int) -> EngineBooking:
+        """Returns what a layout books of a model with so many blocks."""
+        sessions = layout.block_slots // blocks
+        tokens = layout.memory_tokens(commits_on_use=True) // blocks
+        return cls(sessions, layout.session_tokens, tokens)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if not all sessions can have their full length at a time."""
+        return self.tokens < self.sessions * self.session_tokens
+
+
+class AnswerParser(Protocol):
+    """Reads the lines of one answer."""
+
+    def take(self, line: bytes) -> EngineDelta:
+        """Returns what a line adds.
+
+        Raises:
+            PartitionLost: The line is not what the engine is known to say.
+        """
+        ...
+
+
+class EngineProtocol(Protocol):
+    """The protocol of one kind of engine."""
+
+    path: str
+    """The path that answers requests."""
+    health_path: str
+    """The path that answers with 200 once the engine serves."""
+    capacity_path: str
+    """The path of the page that says what the engine keeps."""
+
+    def body(self, request: EngineRequest, *, whole: bool = False) -> dict[str, Any]:
+        """Returns the JSON object that asks for tokens.
+
+        Args:
+            request: What is asked for.
+            whole: Whether the answer comes in one piece instead of line by line.
+
+        Raises:
+            InvalidInput: The engine has no such parameter; the error names the field.
+        """
+        ...
+
+    def parser(self, request: EngineRequest) -> AnswerParser:
+        """Returns a parser for the answer to a request."""
+        ...
+
+    def capacity(self, page: bytes) -> EngineCapacity:
+        """Returns what the page at `capacity_path` says.
+
+        Raises:
+            PartitionLost: It does not say it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """What the child's script is started with."""
+
+    engine: str
+    """The name of the engine, as the script knows it."""
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Variables besides those that every engine gets."""
+
+
+def grammar_parts(grammar: str) -> tuple[dict[str, Any] | None, str]:
+    """Returns a grammar as a JSON schema, or None and a Lark grammar.
+
+    Args:
+        grammar: The grammar in the serial form of llguidance.
+
+    Raises:
+        InvalidInput: It has several parts, which no engine takes.
+    """
+    if not grammar.lstrip().startswith("{"):
+        return None, grammar
+    try:
+        (part,) = json.loads(grammar)["grammars"]
+        if isinstance(part.get("json_schema"), dict):
+            return part["json_schema"], ""
+        lark = part["lark_grammar"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InvalidInput("grammar", "has a form that no engine takes") from None
+    return None, str(lark)
+
+
+def visible_devices(device: Device, count: int = 1) -> dict[str, str]:
+    """Returns the variables that show an engine the GPUs it may use: the agent's and those behind.
+
+    The driver shows this process a list of its own, if it was given one.
+    """
+    if device.kind != "cuda":
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = given.split(",") if given else [str(each) for each in range(device.index + count)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[device.index : device.index + count])}
