@@ -398,11 +398,12 @@ class ModelRepository:
             for name in _PARSERS:
                 if getattr(manifest, name) != RECOGNISED:
                     document[name] = getattr(manifest, name)
-            if manifest.engine_arguments:
-                document["engine_arguments"] = list(manifest.engine_arguments)
-            for name in ("engine_file", "min_version"):
-                if getattr(manifest, name):
-                    document[name] = getattr(manifest, name)
+            engine = {name: getattr(manifest, name) for name in _ENGINE_KEYS}
+            document |= {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in engine.items()
+                if value
+            }
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
         self._write(manifest.key, MANIFEST_FILE, text)

@@ -1,0 +1,191 @@
+"""An engine for tests, run by the agent's own script in place of vLLM or llama-server.
+
+It speaks their protocols on the Unix socket it is given. Its token at position p is that of emulated
+decoders, a function of p alone, so that an answer that goes on elsewhere is known beforehand. What
+it does wrong is asked for by an argument of the model: `fake.fault`, or `--fake-fault=`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import socketserver
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+VERSION = "1.2.3"
+_MULTIPLIER = 2_654_435_761
+
+
+def token_at(position: int, vocabulary: int, end: int) -> int:
+    token = position * _MULTIPLIER % vocabulary
+    while token == end:
+        token = (token + 1) % vocabulary
+    return token
+
+
+class Plan:
+    """What an engine was started with."""
+
+    def __init__(self, engine: str, arguments: list[str]) -> None:
+        self.engine = engine
+        if engine == "llama_server":
+            given = json.loads(arguments[0])
+            self.socket = given["hostnames"][0]
+            self.sessions, self.tokens = given["n_parallel"], given["n_ctx"]
+            self.is_unified = given["kv_unified"]
+            own = {n.removeprefix("fake."): v for n, v in given.items() if n.startswith("fake.")}
+        else:
+            pairs = dict(zip(arguments, [*arguments[1:], ""], strict=True))
+            self.socket = pairs["--uds"]
+            self.sessions = int(pairs["--max-num-seqs"])
+            self.block_tokens = int(pairs["--block-size"])
+            self.blocks = int(pairs["--num-gpu-blocks-override"])
+            own = {
+                name.removeprefix("--fake-").replace("-", "_"): value
+                for name, _, value in (each.partition("=") for each in arguments)
+                if name.startswith("--fake-")
+            }
+        self.token_s = float(own.get("token_s", 0.001))
+        self.vocabulary = int(own.get("vocabulary", 259))
+        self.end = int(own.get("end", 1))
+        self.end_at = int(own.get("end_at", 0))
+        """The position of an end-of-text token; 0 for none."""
+        self.fault = str(own.get("fault", ""))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    plan: Plan
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+    def address_string(self) -> str:
+        return "agent"
+
+    def do_GET(self) -> None:
+        plan = self.plan
+        if self.path == "/health":
+            self.answer(503 if plan.fault == "never_ready" else 200, b"{}")
+        elif self.path == "/props":
+            slots = 1 if plan.fault == "small" else plan.sessions
+            each = plan.tokens if plan.is_unified else plan.tokens // plan.sessions
+            settings = {"total_slots": slots, "default_generation_settings": {"n_ctx": each}}
+            self.answer(200, json.dumps(settings).encode())
+        elif self.path == "/metrics":
+            labels = f'block_size="{plan.block_tokens}",num_gpu_blocks="{plan.blocks}"'
+            self.answer(200, f"vllm:cache_config_info{{{labels}}} 1.0\n".encode())
+        else:
+            self.answer(404, b"")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if self.plan.fault == "refuses" and asked["seed"]:
+                self.answer(400, b'{"error":{"message":"no such thing"}}')
+            else:
+                self.generate(asked)
+
+    def generate(self, asked: dict[str, Any]) -> None:
+        plan = self.plan
+        prompt = asked["prompt"]
+        most = asked["n_predict" if plan.engine == "llama_server" else "max_tokens"]
+        tokens, finish = [], "length"
+        for position in range(len(prompt), len(prompt) + most):
+            if position == plan.end_at and not asked["ignore_eos"]:
+                tokens.append(plan.end)
+                finish = "stop"
+                break
+            tokens.append(token_at(position, plan.vocabulary, plan.end))
+        self.send_response(200)
+        self.end_headers()
+        is_real = bool(asked["seed"])  # the agent measures with the seed 0
+        if plan.fault == "silent" and is_real:
+            time.sleep(60)
+        for count, token in enumerate(tokens, 1):
+            time.sleep(plan.token_s)
+            if plan.fault == "garbage" and is_real and count == 3:
+                self.line(b"data: {no json")
+            if plan.fault == "long_line" and is_real and count == 3:
+                self.line(b"data: " + b"x" * (5 << 20))
+            if plan.fault == "breaks_off" and is_real and count == 3:
+                return
+            if plan.fault == "other_vocabulary" and is_real and count == 3:
+                token = plan.vocabulary
+            if plan.engine == "llama_server":
+                self.event(stop=False, content="x", tokens=[token], tokens_predicted=count)
+            else:
+                self.event(choices=[{"token_ids": [token], "finish_reason": None}])
+        if plan.engine == "llama_server":
+            kind = "eos" if finish == "stop" else "limit"
+            self.event(
+                stop=True, stop_type=kind, content="", tokens=[], tokens_predicted=len(tokens)
+            )
+        else:
+            self.event(choices=[{"token_ids": [], "finish_reason": finish}])
+            self.line(b"data: [DONE]")
+
+    def event(self, **said: Any) -> None:
+        self.line(b"data: " + json.dumps(said).encode())
+
+    def line(self, text: bytes) -> None:
+        self.wfile.write(text + b"\n\n")
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class UnixServer(socketserver.ThreadingMixIn, HTTPServer):
+    """A server on a Unix socket with a thread for each request."""
+
+    address_family = socketserver.socket.AF_UNIX
+    daemon_threads = True
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        self.socket.bind(self.server_address)
+        self.server_name, self.server_port = "engine", 0
+
+    def get_request(self) -> tuple[Any, str]:
+        return self.socket.accept()[0], "agent"
+
+
+def serve(engine: str, arguments: list[str]) -> None:
+    plan = Plan(engine, arguments)
+    if plan.fault == "ends":
+        print("cannot find the weights", flush=True)
+        raise SystemExit(9)
+    Handler.plan = plan
+    print("loading", flush=True)
+    UnixServer(plan.socket, Handler).serve_forever()
+
+
+def main(script: str, engine: str, arguments: list[str]) -> None:
+    """Runs the agent's script with this engine in the place of the real one."""
+    spec = importlib.util.spec_from_file_location("engine_child", script)
+    child = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(child)
+    child.version_of = lambda name: VERSION
+    child.run_vllm = child.run_llama_server = lambda given: serve(engine, given)
+    child.main(engine, arguments)
+
+
+def fake_python(folder: Path) -> Path:
+    """Writes an `engine_python` that has this engine, and returns its path."""
+    path = folder / "engine-python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{os.path.abspath(__file__)}" "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
