@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from catenary_agent.engines.requests import (
     LARGEST_LINE_BYTES,
@@ -26,20 +27,21 @@ from catenary_agent.engines.requests import (
     EngineDelta,
     EngineProtocol,
 )
-from catenary_services.errors import CatenaryError, InternalError, InvalidInput, PartitionLost
-from catenary_services.log import get_logger
+from catenary_agent.generation.state.incidents import incident
+from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 
 if TYPE_CHECKING:
     from catenary_agent.engines.requests import AnswerParser, EngineRequest
     from catenary_agent.engines.streams import EngineStream
 
-_log = get_logger("catenary_agent.engines")
 _HOST = "http://engine"
 _JSON = {"Content-Type": "application/json"}
 _CONNECT_S = 10.0
 _PAGE_S = 10.0
 _START_S = 10.0
 _WORDS = 300
+_BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
+"""What a connection raises that breaks or says what is no HTTP."""
 _OK, _REFUSED, _FAILED = 200, 400, 500
 
 T = TypeVar("T")
@@ -160,7 +162,7 @@ class EngineClient:
                 self._open().get(_HOST + path, allow_redirects=False) as answer,
             ):
                 page = await _read(answer, LARGEST_PAGE_BYTES)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except _BROKEN as error:
             raise PartitionLost(f"the engine does not answer {path}: {error}") from None
         if answer.status != 200:
             raise PartitionLost(f"the engine answers {path} with {answer.status}")
@@ -200,11 +202,10 @@ class EngineClient:
             error = known
         except asyncio.CancelledError:
             error = PartitionLost("the session is over")
-        except (aiohttp.ClientError, OSError, ValueError) as broken:
+        except _BROKEN as broken:
             error = PartitionLost(f"the engine broke its answer off: {_words(broken)}")
         except Exception:
-            _log.exception("engine_answer_failed", session_id=stream.session)
-            error = InternalError("the engine's answer could not be read")
+            error = incident("the engine's answer could not be read")
         stream.is_over = True
         listener.over(stream, error)
 

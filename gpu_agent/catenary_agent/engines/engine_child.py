@@ -27,7 +27,8 @@ def end_with_parent() -> None:
     """Ends this process and its children when standard input is closed."""
 
     def wait() -> None:
-        while sys.stdin.buffer.read(4096):
+        # Not through `sys.stdin`, whose lock an interpreter that ends would wait for.
+        while os.read(0, 4096):
             pass
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)

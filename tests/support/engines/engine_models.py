@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from catenary_agent.decoders.importing.importing import block_table
@@ -62,6 +63,7 @@ def engine_model(
             min_version=min_version,
         )
     )
-    repository.write_decoder_table(key, TABLE)
-    repository.write_block_table(key, block_table(TABLE, (1_000_000,) * BLOCKS))
+    table = replace(TABLE, model_hash=repository.model_hash(key))
+    repository.write_decoder_table(key, table)
+    repository.write_block_table(key, block_table(table, (1_000_000,) * BLOCKS))
     return key

@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         is_real = bool(asked["seed"])  # the agent measures with the seed 0
         if plan.fault == "silent" and is_real:
             time.sleep(60)
-        for count, token in enumerate(tokens, 1):
+        for count in range(1, len(tokens) + 1):
             time.sleep(plan.token_s)
             if plan.fault == "garbage" and is_real and count == 3:
                 self.line(b"data: {no json")
@@ -118,11 +118,12 @@ class Handler(BaseHTTPRequestHandler):
             if plan.fault == "breaks_off" and is_real and count == 3:
                 return
             if plan.fault == "other_vocabulary" and is_real and count == 3:
-                token = plan.vocabulary
+                tokens[count - 1] = plan.vocabulary
             if plan.engine == "llama_server":
-                self.event(stop=False, content="x", tokens=[token], tokens_predicted=count)
+                said = tokens[count - 1 : count]
+                self.event(stop=False, content="x", tokens=said, tokens_predicted=count)
             else:
-                self.event(choices=[{"token_ids": [token], "finish_reason": None}])
+                self.event(choices=[{"token_ids": tokens[count - 1 : count]}])
         if plan.engine == "llama_server":
             kind = "eos" if finish == "stop" else "limit"
             self.event(
