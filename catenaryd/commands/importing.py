@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
+from catenary_services.domain.model import ENGINE_OF
 from catenary_services.errors import CatenaryError, NotSupported
 from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
 from catenaryd.shared_options import MODEL_REPOSITORY
@@ -44,6 +45,18 @@ _OPTIONS = (
         default="both",
         show_default=True,
         help="Agents that are to run it. gpu: no graph is made, nothing is computed.",
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(sorted(ENGINE_OF)),
+        help="Import for this engine alone: agents that have it serve the model whole, of any "
+        "family; the others do not.",
+    ),
+    click.option(
+        "--keep-gguf",
+        is_flag=True,
+        help="Keep a GGUF file beside the blocks made of it: agents with llama-server serve it, "
+        "too.",
     ),
     click.option("--copy", is_flag=True, help="Copy the weights where they could be linked."),
     click.option(
@@ -157,6 +170,8 @@ def _bring(
         version=options["version"],
         precision=options["precision"],
         target=options["target"],
+        engine=options["engine"] or "",
+        keeps_gguf=options["keep_gguf"],
         copies=options["copy"],
         session_tokens=options["session_tokens"],
         slo_ns=round(slo_ms * NANOSECONDS_PER_MILLISECOND) if slo_ms else 0,

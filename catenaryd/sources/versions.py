@@ -22,6 +22,10 @@ class PullOptions:
     """Empty: 1, or the next number if another revision of the same source has that."""
     precision: str = "fp32"
     target: str = "both"
+    engine: str = ""
+    """The engine that alone is to serve it: "vllm" or "llama_server"; empty: agents by blocks."""
+    keeps_gguf: bool = False
+    """True if the GGUF file is kept beside the blocks, for agents with llama-server."""
     copies: bool = False
     session_tokens: int = 2048
     slo_ns: Nanoseconds = 0

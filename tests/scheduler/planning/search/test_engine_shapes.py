@@ -37,6 +37,7 @@ ROOMY = 10**6
 FAST = GenerationCost(2 * MS, MS // 10, 10 * MS, MS // 10)
 SLOW = GenerationCost(9 * MS, MS // 2, 60 * MS, MS)
 ENGINE = DecoderRuntime.VLLM
+NOTHING = Placement(())
 
 
 def agent(name: str, runtime: str = "onnx", memory_bytes: int = ROOMY) -> Agent:
@@ -57,7 +58,7 @@ def cluster(
     costs: dict[str, GenerationCost] | None = None,
     objectives: TokenObjectives | None = None,
     rate: float = 0.5,
-    present: Placement = Placement(()),
+    present: Placement = NOTHING,
     **facts: object,
 ) -> ChainCluster:
     model = DeployedModel(
