@@ -8,8 +8,9 @@ RUNNABLE := $(VENV)/.runnable
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
+ENGINES := .venv-engines
 
-.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -77,6 +78,21 @@ test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes l
 
 test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictures in build/screenshots (QUICK=1: the page alone)
 	$(BIN)/pytest -m system --timeout 600 tests/system/dashboard/test_dashboard_page.py tests/system/dashboard/test_asking_page.py $(if $(QUICK),,tests/system/dashboard/test_dashboard.py)
+
+engines: $(ENGINES)/llama_server/.installed $(ENGINES)/vllm/.installed ## llama-server and vLLM, each in a virtual environment of its own
+
+$(ENGINES)/llama_server/.installed: requirements/engines/llama_server.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip --disable-pip-version-check -q install -r $<
+	touch $@
+
+# torch first and exactly, as for the platform; three packages that come along do not fit it.
+$(ENGINES)/vllm/.installed: requirements/engines/vllm.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip --disable-pip-version-check -q install torch==2.13.0
+	$(@D)/bin/pip --disable-pip-version-check -q install -r $<
+	$(@D)/bin/pip --disable-pip-version-check -q uninstall -y torchvision torchaudio torchcodec
+	touch $@
 
 # Load generators bring dozens of packages; they see those of the main environment, never the reverse.
 $(TOOLS): $(STAMP) requirements/load-tools.txt

@@ -24,8 +24,8 @@ from catenary_agent.engines.requests import (
     LARGEST_LINE_BYTES,
     LARGEST_PAGE_BYTES,
     EngineCapacity,
-    EngineDelta,
     EngineProtocol,
+    EngineTokens,
 )
 from catenary_agent.generation.state.incidents import incident
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
@@ -55,7 +55,7 @@ class StreamListener(Protocol):
         """Notes that the engine is being asked."""
         ...
 
-    def came(self, stream: EngineStream, delta: EngineDelta, now_ns: int) -> None:
+    def came(self, stream: EngineStream, delta: EngineTokens, now_ns: int) -> None:
         """Takes tokens that have just come, one at least."""
         ...
 
@@ -234,10 +234,10 @@ class EngineClient:
             # It knows further tokens that end a text, which it may have kept to itself.
             if not self._ends or request.parameters.ignore_eos or len(taken) >= request.most_tokens:
                 raise PartitionLost("the engine ended its answer, and does not say by which token")
-            self._take(stream, EngineDelta(self._ends[:1]), taken, listener)
+            self._take(stream, EngineTokens(self._ends[:1]), taken, listener)
 
     def _take(
-        self, stream: EngineStream, delta: EngineDelta, taken: list[int], listener: StreamListener
+        self, stream: EngineStream, delta: EngineTokens, taken: list[int], listener: StreamListener
     ) -> None:
         tokens, scored = delta.token_ids, delta.scored
         if not tokens:
@@ -256,7 +256,7 @@ class EngineClient:
 
     async def _deltas(
         self, request: EngineRequest, body: dict[str, Any]
-    ) -> AsyncGenerator[EngineDelta]:
+    ) -> AsyncGenerator[EngineTokens]:
         parser = self._protocol.parser(request)
         async with self._post(body) as answer:
             await _check_status(answer)
@@ -266,7 +266,7 @@ class EngineClient:
                     return
                 yield parser.take(line.strip())
 
-    async def _whole(self, request: EngineRequest) -> EngineDelta:
+    async def _whole(self, request: EngineRequest) -> EngineTokens:
         """Returns an answer that comes in one piece."""
         body = self._protocol.body(request, whole=True)
         parser: AnswerParser = self._protocol.parser(request)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from catenary_agent.decoders.base import DecoderCost
     from catenary_agent.engines.child import EngineChild
     from catenary_agent.engines.client import EngineClient
-    from catenary_agent.engines.requests import EngineDelta, EngineProtocol
+    from catenary_agent.engines.requests import EngineProtocol, EngineTokens
     from catenary_agent.engines.rounds import EngineRounds
     from catenary_agent.generation.state.session import Session
     from catenary_agent.kv.arrays import CacheArray
@@ -116,7 +116,7 @@ class EngineExecutor(BookedDecoder):
     def asked(self, stream: EngineStream) -> None:
         self.rounds.asked(stream)
 
-    def came(self, stream: EngineStream, delta: EngineDelta, now_ns: int) -> None:
+    def came(self, stream: EngineStream, delta: EngineTokens, now_ns: int) -> None:
         self.rounds.came(stream, len(delta.token_ids), now_ns)
         self.tell(stream.session, None)
 

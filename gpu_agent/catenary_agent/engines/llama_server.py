@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from catenary_agent.engines.missing_tokens import MissingTokens
 from catenary_agent.engines.requests import (
     NOTHING_NEW,
     EngineBooking,
     EngineCapacity,
     EngineCommand,
-    EngineDelta,
     EngineRequest,
+    EngineTokens,
     grammar_parts,
     visible_devices,
 )
-from catenary_agent.engines.unsaid import UnsaidTokens
 from catenary_services.domain.logprobs import LOWEST_LOGPROB, TokenLogprobs, unknown_logprobs
 from catenary_services.errors import InvalidInput, PartitionLost
 
@@ -109,7 +109,7 @@ class LlamaServerProtocol:
     health_path = "/health"
     capacity_path = "/props"
 
-    def __init__(self, unsaid: UnsaidTokens, *, is_unified: bool = False) -> None:
+    def __init__(self, unsaid: MissingTokens, *, is_unified: bool = False) -> None:
         """Finds tokens that are not said by `unsaid`.
 
         Args:
@@ -169,12 +169,12 @@ class LlamaServerProtocol:
 class _LlamaAnswer:
     """Reads the lines of one answer of llama-server."""
 
-    def __init__(self, unsaid: UnsaidTokens, top: int | None) -> None:
+    def __init__(self, unsaid: MissingTokens, top: int | None) -> None:
         self._unsaid = unsaid
         self._top = top
         self._count = 0
 
-    def take(self, line: bytes) -> EngineDelta:
+    def take(self, line: bytes) -> EngineTokens:
         """Returns what a line adds; see `AnswerParser.take`."""
         text = line.removeprefix(b"data: ")
         if not text or text.startswith(b":"):
@@ -202,7 +202,7 @@ class _LlamaAnswer:
             if not finish:
                 raise PartitionLost(f"llama-server ended an answer by {event.stop_type[:40]!r}")
         unsaid = missing if finish else 0
-        return EngineDelta(tokens, self._scored(tokens, event), finish, unsaid)
+        return EngineTokens(tokens, self._scored(tokens, event), finish, unsaid)
 
     def _scored(self, tokens: list[int], event: _Event) -> list[TokenLogprobs]:
         if self._top is None:

@@ -12,11 +12,11 @@ from catenary_agent.engines.child import EngineChild
 from catenary_agent.engines.client import EngineClient
 from catenary_agent.engines.executor import EngineExecutor
 from catenary_agent.engines.llama_server import LlamaServerProtocol, llama_server_command
+from catenary_agent.engines.missing_tokens import MissingTokens, vocabulary_bytes
 from catenary_agent.engines.requests import EngineBooking
 from catenary_agent.engines.rounds import EngineRounds
 from catenary_agent.engines.timing import EngineTimer
-from catenary_agent.engines.unsaid import UnsaidTokens, vocabulary_bytes
-from catenary_agent.engines.vllm import VllmProtocol, vllm_command
+from catenary_agent.engines.vllm import OpenAIEngineProtocol, vllm_command
 from catenary_services.content.making import GRAPH_PREFIX
 from catenary_services.domain.decoder import DecoderRuntime, form_of, why_not_loaded
 from catenary_services.errors import DeviceLost, InvalidInput, NotSupported, PlanInfeasible
@@ -150,9 +150,9 @@ class _Starting:
     @property
     def protocol(self) -> EngineProtocol:
         if self.host.runtime is DecoderRuntime.VLLM:
-            return VllmProtocol(self.booking.sessions)
+            return OpenAIEngineProtocol(self.booking.sessions)
         folder, size = self.reading.folder, self.table.vocabulary_size
-        unsaid = UnsaidTokens(lambda: vocabulary_bytes(folder, size))
+        unsaid = MissingTokens(lambda: vocabulary_bytes(folder, size))
         return LlamaServerProtocol(unsaid, is_unified=self.booking.is_shared)
 
     def command(self, cache_bytes: int) -> EngineCommand:

@@ -44,7 +44,7 @@ class EngineRequest:
         return min(self.most_tokens, max(0, self.parameters.min_tokens - generated))
 
 
-class EngineDelta(NamedTuple):
+class EngineTokens(NamedTuple):
     """What one line of an engine's answer adds."""
 
     token_ids: Sequence[int] = ()
@@ -56,7 +56,7 @@ class EngineDelta(NamedTuple):
     """Number of tokens that were generated behind these and never said, where the answer ends."""
 
 
-NOTHING_NEW = EngineDelta()
+NOTHING_NEW = EngineTokens()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class EngineBooking:
 class AnswerParser(Protocol):
     """Reads the lines of one answer."""
 
-    def take(self, line: bytes) -> EngineDelta:
+    def take(self, line: bytes) -> EngineTokens:
         """Returns what a line adds.
 
         Raises:

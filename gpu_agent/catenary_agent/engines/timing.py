@@ -23,7 +23,7 @@ from catenary_services.errors import CatenaryError, InternalError
 
 if TYPE_CHECKING:
     from catenary_agent.engines.client import EngineClient
-    from catenary_agent.engines.requests import EngineBooking, EngineDelta, EngineProtocol
+    from catenary_agent.engines.requests import EngineBooking, EngineProtocol, EngineTokens
 
 PROMPT_TOKENS = (8, 64, 256)
 SEQUENCES = (1, 2, 4, 8)
@@ -69,7 +69,7 @@ class EngineTimer:
     def asked(self, stream: EngineStream) -> None:
         """Needs nothing: the stream has the moment."""
 
-    def came(self, stream: EngineStream, delta: EngineDelta, now_ns: int) -> None:
+    def came(self, stream: EngineStream, delta: EngineTokens, now_ns: int) -> None:
         with self._changed:
             self._came[stream] += [now_ns] * len(delta.token_ids)
             self._changed.notify_all()

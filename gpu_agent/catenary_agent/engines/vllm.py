@@ -17,8 +17,8 @@ from catenary_agent.engines.requests import (
     EngineBooking,
     EngineCapacity,
     EngineCommand,
-    EngineDelta,
     EngineRequest,
+    EngineTokens,
     grammar_parts,
     visible_devices,
 )
@@ -79,7 +79,7 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-class VllmProtocol:
+class OpenAIEngineProtocol:
     """The protocol of vLLM."""
 
     path = "/v1/completions"
@@ -152,7 +152,7 @@ class _VllmAnswer:
     def __init__(self, top: int | None) -> None:
         self._top = top
 
-    def take(self, line: bytes) -> EngineDelta:
+    def take(self, line: bytes) -> EngineTokens:
         """Returns what a line adds; see `AnswerParser.take`."""
         text = line.removeprefix(b"data: ")
         if not text or text.startswith(b":") or text == b"[DONE]":
@@ -172,7 +172,7 @@ class _VllmAnswer:
         finish = choice.finish_reason or ""
         if finish not in ("", "stop", "length"):
             raise PartitionLost(f"vLLM ended an answer by {finish[:40]!r}")
-        return EngineDelta(tokens, self._scored(tokens, choice.logprobs), finish)
+        return EngineTokens(tokens, self._scored(tokens, choice.logprobs), finish)
 
     def _scored(self, tokens: Sequence[int], said: _Logprobs | None) -> list[TokenLogprobs]:
         if self._top is None:

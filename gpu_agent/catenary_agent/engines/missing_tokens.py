@@ -20,7 +20,7 @@ VocabularyBytes = dict[bytes, int]
 """A token for each sequence of bytes that is one."""
 
 
-class UnsaidTokens:
+class MissingTokens:
     """Finds tokens by their bytes; the vocabulary is read when it is first needed."""
 
     def __init__(self, read: Callable[[], Sequence[bytes]]) -> None:
