@@ -44,9 +44,12 @@ class EngineBatcher(PartitionBatcher):
         self.queue(session, now_ns)
 
     def wake(self, session: Session) -> None:
-        """Queues a session if it was parked."""
+        """Queues a session that was parked, if its next token is here.
+
+        It need not be: the news may be of a token that the session took before it was parked.
+        """
         session_id = session.spec.session_id
-        if session_id in self._engine.parked:
+        if session_id in self._engine.parked and self._engine.has_next(session):
             self._engine.parked.remove(session_id)
             super().wake(session)
 

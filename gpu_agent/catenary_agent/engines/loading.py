@@ -16,7 +16,7 @@ from catenary_agent.engines.missing_tokens import MissingTokens, vocabulary_byte
 from catenary_agent.engines.requests import EngineBooking
 from catenary_agent.engines.rounds import EngineRounds
 from catenary_agent.engines.timing import EngineTimer
-from catenary_agent.engines.vllm import OpenAIEngineProtocol, vllm_command
+from catenary_agent.engines.vllm import VllmProtocol, vllm_command
 from catenary_services.content.making import GRAPH_PREFIX
 from catenary_services.domain.decoder import DecoderRuntime, form_of, why_not_loaded
 from catenary_services.errors import DeviceLost, InvalidInput, NotSupported, PlanInfeasible
@@ -150,7 +150,7 @@ class _Starting:
     @property
     def protocol(self) -> EngineProtocol:
         if self.host.runtime is DecoderRuntime.VLLM:
-            return OpenAIEngineProtocol(self.booking.sessions)
+            return VllmProtocol(self.booking.sessions)
         folder, size = self.reading.folder, self.table.vocabulary_size
         unsaid = MissingTokens(lambda: vocabulary_bytes(folder, size))
         return LlamaServerProtocol(unsaid, is_unified=self.booking.is_shared)

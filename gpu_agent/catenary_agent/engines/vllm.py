@@ -79,7 +79,7 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-class OpenAIEngineProtocol:
+class VllmProtocol:
     """The protocol of vLLM."""
 
     path = "/v1/completions"

@@ -9,7 +9,7 @@ import pytest
 from catenary_agent.engines.llama_server import LlamaServerProtocol, llama_server_command
 from catenary_agent.engines.missing_tokens import MissingTokens
 from catenary_agent.engines.requests import EngineBooking, EngineRequest, grammar_parts
-from catenary_agent.engines.vllm import OpenAIEngineProtocol, vllm_command
+from catenary_agent.engines.vllm import VllmProtocol, vllm_command
 from catenary_agent.executors.device import Device
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import InvalidInput, PartitionLost
@@ -135,7 +135,7 @@ class TestLlamaServer:
 
 class TestVllm:
     def test_tokens_and_ends_are_read(self) -> None:
-        parser = OpenAIEngineProtocol(4).parser(request())
+        parser = VllmProtocol(4).parser(request())
         line = {"choices": [{"token_ids": [4, 5], "finish_reason": None}]}
         assert parser.take(b"data: " + json.dumps(line).encode()).token_ids == [4, 5]
         end = {"choices": [{"token_ids": [1], "finish_reason": "stop"}]}
@@ -154,7 +154,7 @@ class TestVllm:
     )
     def test_what_cannot_be_right_is_an_error_of_the_engine(self, line: bytes) -> None:
         with pytest.raises(PartitionLost):
-            OpenAIEngineProtocol(4).parser(request()).take(line)
+            VllmProtocol(4).parser(request()).take(line)
 
     def test_log_probabilities_are_named_by_tokens(self) -> None:
         logprobs = {
@@ -163,21 +163,16 @@ class TestVllm:
             "top_logprobs": [{"token_id:4": -0.25, "token_id:9": -2.0}],
         }
         line = {"choices": [{"token_ids": [4], "logprobs": logprobs}]}
-        (one,) = (
-            OpenAIEngineProtocol(4)
-            .parser(request(logprobs=1))
-            .take(json.dumps(line).encode())
-            .scored
-        )
+        (one,) = VllmProtocol(4).parser(request(logprobs=1)).take(json.dumps(line).encode()).scored
         assert (one.rank, one.top) == (1, ((4, -0.25),))
 
     def test_a_request_says_what_a_session_asks_for(self) -> None:
         asked = {"min_tokens": 3, "stop_token_ids": (2,), "bad_words": ("x",), "max_tokens": 9}
-        body = OpenAIEngineProtocol(4).body(request(**asked))
+        body = VllmProtocol(4).body(request(**asked))
         assert (body["min_tokens"], body["stop_token_ids"], body["bad_words"]) == (3, [2], ["x"])
         assert body["return_token_ids"] is True
         with pytest.raises(InvalidInput):
-            OpenAIEngineProtocol(4).body(request(prompt_logprobs=0))
+            VllmProtocol(4).body(request(prompt_logprobs=0))
 
     def test_it_gets_the_room_that_is_booked(self, tmp_path) -> None:
         command = vllm_command(tmp_path, ROOM, 3 << 30, CPU, 2, ("--enforce-eager",))
@@ -204,9 +199,9 @@ class TestVllm:
 
     def test_its_capacity_is_read_from_its_metrics(self) -> None:
         page = b'# HELP\nvllm:cache_config_info{block_size="16",num_gpu_blocks="11"} 1.0\n'
-        assert OpenAIEngineProtocol(4).capacity(page).tokens == 160
+        assert VllmProtocol(4).capacity(page).tokens == 160
         with pytest.raises(PartitionLost):
-            OpenAIEngineProtocol(4).capacity(b"nothing")
+            VllmProtocol(4).capacity(b"nothing")
 
 
 def test_grammars_are_schemas_or_lark() -> None:
