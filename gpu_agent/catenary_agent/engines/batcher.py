@@ -33,8 +33,8 @@ class EngineBatcher(PartitionBatcher):
         return [*super().queued, *self._engine.parked]
 
     def queue(self, session: Session, now_ns: Nanoseconds) -> None:
-        """Queues a session if it only reads tokens, or its next one is here; else it is parked."""
-        if session.incoming is not None or self._engine.has_next(session):
+        """Queues a session if its next token is here, or its tokens are read; else it is parked."""
+        if self._is_ready_for(session):
             super().queue(session, now_ns)
         else:
             self._engine.parked.add(session.spec.session_id)
@@ -49,9 +49,15 @@ class EngineBatcher(PartitionBatcher):
         It need not be: the news may be of a token that the session took before it was parked.
         """
         session_id = session.spec.session_id
-        if session_id in self._engine.parked and self._engine.has_next(session):
+        if session_id in self._engine.parked and self._is_ready_for(session):
             self._engine.parked.remove(session_id)
             super().wake(session)
+
+    def _is_ready_for(self, session: Session) -> bool:
+        """Returns True if a step can take what it wants of a session; else the engine is asked."""
+        if session.incoming is not None:
+            return self._engine.has_read(session)
+        return self._engine.has_next(session)
 
     def count(self, size: StepSize, times: tuple[int, int]) -> Sequence[StepDone]:
         """Counts the steps that the engine has made, instead of one that took their tokens."""

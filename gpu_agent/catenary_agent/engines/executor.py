@@ -18,6 +18,7 @@ from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.sampling.gumbel import stream_of
 from catenary_agent.engines.requests import EngineRequest
 from catenary_agent.engines.streams import EngineStream
+from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import (
     CatenaryError,
     InternalError,
@@ -75,6 +76,8 @@ class EngineExecutor(BookedDecoder):
         self.child, self._client, self._protocol, self.rounds = engine
         self._largest = layout
         self._streams: dict[int, EngineStream] = {}
+        self._reads: dict[int, EngineStream] = {}
+        """The requests by which the engine reads the tokens of sessions that move here."""
         self.parked: set[int] = set()
         """The sessions whose next token has not come; `EngineBatcher` adds to them."""
 
@@ -111,6 +114,21 @@ class EngineExecutor(BookedDecoder):
             self._client.begin(stream, body, self)
         return bool(stream.tokens)
 
+    def has_read(self, session: Session) -> bool:
+        """Returns True once the engine has read the tokens of a session that moves here.
+
+        Whatever it was asked then is in its prefix cache, so that the session goes on at once when
+        it is handed over. It is asked once; what the old ring adds meanwhile is little.
+        """
+        session_id, known = session.spec.session_id, session.tokens
+        stream = self._reads.get(session_id)
+        if stream is None:
+            prompt = session.spec.opening.prompt_tokens
+            request = EngineRequest(tuple(known), prompt, 1, SamplingParameters(), 1)
+            stream = self._reads[session_id] = EngineStream(session_id, request)
+            self._client.begin(stream, self._protocol.body(request), self)
+        return stream.is_over
+
     # -- what the client tells, on its thread ----------------------------------------------------
 
     def asked(self, stream: EngineStream) -> None:
@@ -123,7 +141,11 @@ class EngineExecutor(BookedDecoder):
     def over(self, stream: EngineStream, error: CatenaryError | None) -> None:
         self.rounds.over(stream)
         stream.error = error
-        if error is not None and not stream.is_closed:
+        if stream.is_closed:
+            return
+        if stream is self._reads.get(stream.session):
+            self.tell(stream.session, None)  # read or not: it goes on by its own request
+        elif error is not None:
             self.tell(stream.session, error)
 
     # -- DecoderExecutor -------------------------------------------------------------------------
@@ -133,9 +155,10 @@ class EngineExecutor(BookedDecoder):
 
     def close_session(self, session: int) -> None:
         self.parked.discard(session)
-        stream = self._streams.pop(session, None)
-        if stream is not None:
-            self._client.abort(stream)
+        for streams in (self._streams, self._reads):
+            stream = streams.pop(session, None)
+            if stream is not None:
+                self._client.abort(stream)
         self._book.close(session)
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
@@ -192,7 +215,7 @@ class EngineExecutor(BookedDecoder):
 
     def fail(self, error: CatenaryError) -> None:
         """Tells every session that the engine is gone; on any thread."""
-        for session in list(self._streams):
+        for session in [*list(self._streams), *list(self._reads)]:
             self.tell(session, error)
 
     def _taken(self, item: StepItem) -> np.ndarray | None:
