@@ -22,7 +22,7 @@ from pathlib import Path
 
 from catenary_agent.engines.engine_child import NO_ENGINE, SAID
 from catenary_agent.engines.requests import EngineCommand
-from catenary_services.errors import InternalError, NotSupported
+from catenary_services.errors import InternalError, NotSupported, Unavailable
 from catenary_services.log import get_logger
 
 _log = get_logger("catenary_agent.engines")
@@ -103,14 +103,18 @@ class EngineChild:
         """The id of the process; 0 before it is started."""
         return self._process.pid if self._process is not None else 0
 
-    def wait(self, is_ready: Callable[[], bool], silence_s: float) -> None:
-        """Returns when `is_ready` does so of True.
+    def wait(
+        self, is_ready: Callable[[], bool], silence_s: float, stopping: threading.Event
+    ) -> None:
+        """Returns when the engine is ready.
 
         Args:
             is_ready: Asked again and again.
             silence_s: Seconds for which the engine may print nothing.
+            stopping: Set if nobody needs the engine any more.
 
         Raises:
+            Unavailable: Nobody does.
             NotSupported: The engine is not installed.
             InternalError: The process ended, or has said nothing for too long.
         """
@@ -118,6 +122,8 @@ class EngineChild:
         while not is_ready():
             if self._is_over.wait(_POLL_S):
                 raise self._failure()
+            if stopping.is_set():
+                raise Unavailable("this agent is stopping")
             if time.monotonic() - self.heard_s > silence_s:
                 raise InternalError(
                     f"the engine has said nothing for {silence_s:g} s while it started: {self.last}"

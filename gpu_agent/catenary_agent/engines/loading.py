@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ class EngineHost:
     steps: RunningSteps
     tell: TellAnswered
     """Tells the generation thread of answers."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the agent stops: an engine that is starting is not waited for any longer."""
 
 
 def load_engine(
@@ -97,7 +100,7 @@ def load_engine(
         try:
             began_s = time.monotonic()
             child.start()
-            child.wait(_once(client.is_serving, child.socket), host.silence_s)
+            child.wait(_once(client.is_serving, child.socket), host.silence_s, host.stopping)
             check_version(manifest, host.runtime, child.version)
             has = client.capacity()
             if has.sessions < booking.sessions or has.tokens < booking.tokens:

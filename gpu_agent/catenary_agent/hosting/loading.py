@@ -149,6 +149,8 @@ class PartitionLoader:
 
     async def close(self) -> None:
         """Cancels all loads in progress. Idempotent."""
+        if self._host.engine is not None:
+            self._host.engine.stopping.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

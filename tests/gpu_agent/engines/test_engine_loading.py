@@ -31,6 +31,7 @@ from catenary_services.errors import (
     NotSupported,
     PartitionLost,
     PlanInfeasible,
+    Unavailable,
 )
 from catenary_services.models.model_repository import ModelRepository
 from engines.engine_models import BLOCKS, SESSION_TOKENS, engine_model
@@ -49,6 +50,7 @@ class Place:
         self.lost: list[BaseException] = []
         self.steps.lost = self.lost.append
         self.python = fake_python(folder)
+        self.stopping = threading.Event()
 
     def load(
         self,
@@ -69,6 +71,7 @@ class Place:
             silence_s,
             self.steps,
             lambda session, error: None,
+            self.stopping,
         )
         return load_engine(ModelRepository(root), PartitionKey(key, 0, BLOCKS), layout, host)
 
@@ -216,6 +219,12 @@ def test_an_engine_that_does_not_come_up_says_why(
     with pytest.raises(error, match=words):
         place.load("llama_server", *arguments, silence_s=1.5)
     assert not list((place.folder / "run").iterdir())
+
+
+def test_an_agent_that_stops_waits_for_no_engine(place: Place) -> None:
+    place.stopping.set()
+    with pytest.raises(Unavailable):
+        place.load("llama_server", "fake.fault=never_ready")
 
 
 def test_a_model_may_ask_for_a_newer_engine(place: Place) -> None:
