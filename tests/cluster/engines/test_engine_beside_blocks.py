@@ -107,7 +107,7 @@ async def chats_over_http(cluster: LiveCluster) -> None:
 
 
 async def sessions_are_on_both(client: catenary.AsyncClient) -> None:
-    asked = [ask(client, 60) for _ in range(8)]
+    asked = [ask(client, 60) for _ in range(12)]  # more than the engine takes
 
     async def both() -> bool:
         return len(await by_agent(client)) == 2
