@@ -148,7 +148,8 @@ class EngineClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path=str(self._socket), limit=0),
+                # A connection that is used again may just have been closed by the engine.
+                connector=aiohttp.UnixConnector(path=str(self._socket), limit=0, force_close=True),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 read_bufsize=LARGEST_LINE_BYTES // 2,  # a line may be twice that
                 trust_env=False,

@@ -138,7 +138,7 @@ class LlamaServerProtocol:
             "top_p": asked.top_p,
             "min_p": asked.min_p,
             "repeat_penalty": asked.repetition_penalty,
-            "repeat_last_n": -1,
+            "repeat_last_n": len(request.token_ids) + request.most_tokens,
             "presence_penalty": asked.presence_penalty,
             "frequency_penalty": asked.frequency_penalty,
             "seed": request.seed % _SEEDS,
