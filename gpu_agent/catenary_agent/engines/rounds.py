@@ -26,7 +26,7 @@ _MOST_ROUNDS = 65_536
 """The most rounds kept until somebody counts them."""
 
 EngineRound = tuple[StepSize, tuple[int, int]]
-"""What a step of the engine computed, and when it began and ended."""
+"""The work of a step of the engine, and when it began and ended."""
 
 
 class EngineRounds:
@@ -54,7 +54,7 @@ class EngineRounds:
         self._began_ns = 0
         self._latest_ns = 0
         self._owed_ns = 0
-        """What rounds took beyond their fitted time while a prompt was read."""
+        """The time that rounds took beyond their fitted one while a prompt was read."""
         self._rounds: deque[EngineRound] = deque(maxlen=_MOST_ROUNDS)
         self._step: int | None = None
 

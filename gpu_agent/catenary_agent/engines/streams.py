@@ -26,9 +26,9 @@ class EngineStream:
         self.request = request
         self.tokens: deque[tuple[int, TokenLogprobs | None]] = deque()
         self.asked_ns = 0
-        """When the engine was asked, in monotonic nanoseconds."""
+        """The moment when the engine was asked, in monotonic nanoseconds."""
         self.error: CatenaryError | None = None
-        """Why no further token comes; None if the answer is going on or complete."""
+        """The reason why no further token comes; None if the answer is going on or complete."""
         self.is_over = False
         """True once no further token comes."""
         self.is_closed = False

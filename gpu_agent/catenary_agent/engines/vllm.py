@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from catenary_agent.executors.device import Device
 
 _NAME = "model"
-"""What the model is called between agent and engine."""
+"""The name of the model between agent and engine."""
 _GPU_BLOCK_TOKENS, _CPU_BLOCK_TOKENS = 16, 32
 _GIB = 1 << 30
 _CONFIGURATION = re.compile(rb"^vllm:cache_config_info\{(?P<labels>[^}\n]*)\}", re.MULTILINE)

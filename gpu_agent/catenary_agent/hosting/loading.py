@@ -70,7 +70,7 @@ class LoadTarget:
     store: ModelStore | None = None
     """The store that fetches missing files of models; None if all must be here."""
     engine: EngineHost | None = None
-    """What there is for engines, if language models are served by one; None if they are not."""
+    """The parts that engines need, if language models are served by one; None if they are not."""
 
 
 class PartitionLoader:

@@ -202,7 +202,7 @@ class ModelManifest:
     engine_file: str = ""
     """Name of the file that llama-server reads, if it lies beside `file`."""
     engine_arguments: tuple[str, ...] = ()
-    """What an engine is started with besides what the agent gives it."""
+    """Arguments of an engine besides those that the agent gives it."""
     min_version: str = ""
     """The oldest version of the engine that serves the model; empty for any."""
 
