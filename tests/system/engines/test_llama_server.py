@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import psutil
@@ -56,15 +60,36 @@ def engines_of(cluster: RunningCluster) -> list[int]:
     return [each.pid for each in alive if "engine_child.py" in " ".join(each.cmdline())]
 
 
-def test_a_chat_is_answered(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "What is the capital of France?"}],
-        temperature=0,
-        max_tokens=24,
-    )
-    assert "Paris" in str(answer.choices[0].message.content)
-    assert answer.choices[0].finish_reason == "stop"
+class EngineConnection(http.client.HTTPConnection):
+    """A connection to the Unix socket of an engine."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("engine", timeout=300)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+
+def answer_of_the_engine(cluster: RunningCluster, asked: dict[str, object]) -> str:
+    """What llama-server itself answers, by its own tokenizer and template."""
+    (path, *_) = (cluster.data_dir / "run").glob("engine-*/engine.sock")
+    connection = EngineConnection(path)
+    connection.request("POST", "/v1/chat/completions", json.dumps(asked))
+    return str(json.loads(connection.getresponse().read())["choices"][0]["message"]["content"])
+
+
+def test_a_chat_is_answered_as_by_the_engine_itself(
+    cluster: RunningCluster, client: openai.OpenAI
+) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+    answer = client.chat.completions.create(model=MODEL, **asked)
+    assert answer.choices[0].message.content == answer_of_the_engine(cluster, asked)
 
 
 def test_a_stream_has_the_pieces_of_the_whole_answer(client: openai.OpenAI) -> None:
