@@ -9,8 +9,9 @@ TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
 ENGINES := .venv-engines
+CLIENTS := $(if $(ONLY),$(ONLY),$(patsubst requirements/ecosystem/%.txt,%,$(wildcard requirements/ecosystem/*.txt)))
 
-.PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser chaos bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem chaos fuzz bench deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -60,11 +61,11 @@ type: $(STAMP) ## mypy strict
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 unit: $(NATIVE) ## the default test suite without lint (JOBS=3 processes)
-	$(PYTEST) -m 'not system and not compose and not nightly'
+	$(PYTEST) -m 'not system and not compose and not nightly and not ecosystem'
 
 # The sources as they are: nothing is compiled first, however often they change.
 fast: $(STAMP) ## the tests that start no process and load no model
-	CATENARY_PURE=1 $(PYTEST) --fast -m 'not system and not compose and not nightly'
+	CATENARY_PURE=1 $(PYTEST) --fast -m 'not system and not compose and not nightly and not ecosystem'
 
 # Types are checked while tests wait.
 test: lint ## everything CI runs (FAST=1: lint and the fast tests, for the inner loop)
@@ -94,11 +95,21 @@ $(ENGINES)/vllm/.installed: requirements/engines/vllm.txt
 	$(@D)/bin/pip --disable-pip-version-check -q uninstall -y torchvision torchaudio torchcodec
 	touch $@
 
-# Load generators bring dozens of packages; they see those of the main environment, never the reverse.
-$(TOOLS): $(STAMP) requirements/load-tools.txt
+# ONLY="openai llm" narrows it to these; RECORD=1 writes down what they do (docs/clients.md) instead of comparing.
+ecosystem: $(NATIVE) $(CLIENTS:%=.venv-ecosystem/%/.installed) ## clients that others wrote, unmodified, against a cluster
+	$(if $(RECORD),CATENARY_RECORD=1) $(BIN)/pytest -m ecosystem --timeout 900 \
+	  $(CLIENTS:%='tests/ecosystem/test_clients.py::test_a_client_does_what_the_page_says[%]')
+	$(if $(RECORD),$(BIN)/python -m docs_build.client_tables)
+
+.venv-ecosystem/%/.installed: requirements/ecosystem/%.txt $(STAMP)
+	requirements/client.sh $(VENV) $< .venv-ecosystem/$*
+	touch $@
+
+# What tests drive from outside sees the packages of the main environment, never the reverse.
+$(TOOLS): $(STAMP) requirements/test-tools.txt
 	$(PYTHON) -m venv .venv-tools
 	realpath $(VENV)/lib/python*/site-packages > "$$(ls -d .venv-tools/lib/python*/site-packages)/main.pth"
-	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/load-tools.txt
+	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/test-tools.txt
 	touch $(TOOLS)
 
 # helm and the schemas of everything the chart makes, apart from everything else.
@@ -117,10 +128,12 @@ deploy-check: $(NATIVE) $(DEPLOY_TOOLS) ## lints and renders the chart, validate
 
 # ONLY=fault,fault repeats some of them; python tests/system/chaos.py --help says what else there is.
 SEED ?= 1
-MINUTES ?= 8
-chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MINUTES=, ONLY=; SOAK=1: none, slopes)
-	PYTHONPATH=tests/support $(BIN)/python tests/system/chaos.py --seed $(SEED) --minutes $(MINUTES) \
+chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MINUTES=8, ONLY=; SOAK=1: none, slopes)
+	PYTHONPATH=tests/support $(BIN)/python tests/system/chaos.py --seed $(SEED) --minutes $(or $(MINUTES),8) \
 	  --json build/chaos/$(if $(SOAK),soak,seed-$(SEED)).json $(if $(SOAK),--soak) $(if $(ONLY),--only $(ONLY))
+
+fuzz: $(NATIVE) $(TOOLS) ## schemathesis against /openapi.json of a small cluster: no errors of the server (SEED=, MINUTES=10)
+	PYTHONPATH=tests/support $(BIN)/python tests/system/fuzz.py --seed $(SEED) --minutes $(or $(MINUTES),10)
 
 bench: $(NATIVE) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--out docs/benchmarks.json)
@@ -196,4 +209,4 @@ compose-down: ## stops it; PURGE=1 also removes its volumes
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import click
 from click.shell_completion import shell_complete
 
 from catenary_services.errors import CatenaryError
+from catenary_services.version import software_version
 from catenaryd.lazy_group import LazyCommand, LazyGroup
 
 NAME, _COMPLETION = "catenaryd", "_CATENARYD_COMPLETE"
@@ -116,7 +116,7 @@ LAZY_COMMANDS = {  # a test compares the help with that of the commands
 
 
 @click.group(cls=LazyGroup, lazy=LAZY_COMMANDS, context_settings=CONTEXT)
-@click.version_option(version("catenary"), message="%(version)s", help="Print the version.")
+@click.version_option(software_version(), message="%(version)s", help="Print the version.")
 @click.option(
     "--config", type=click.Path(path_type=Path, exists=True), help="catenary.yaml to read."
 )

@@ -18,6 +18,7 @@ STAGES = (
     Stage("caches", 40, f"{_SESSIONS}:caches", "caches leave and arrive as they were"),
     Stage("recovery", 60, f"{_SESSIONS}:recovery", "answers go on elsewhere, greedy and sampled"),
     Stage("errors", 50, f"{_SESSIONS}:errors", "no memory, and a context that is lost"),
+    Stage("quantised", 40, f"{_KERNELS}:quantised", "weights of eight and four bits"),
     Stage("ceilings", 40, f"{_REST}:ceilings", "copies, products, launches"),
     Stage("vision", 60, f"{_KERNELS}:vision", "a vision part against the CPU"),
     Stage("tests", 150, f"{_REST}:tests", "the project's tests of attention and executors"),

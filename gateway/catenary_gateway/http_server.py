@@ -21,6 +21,7 @@ from catenary_gateway.endpoints.http_connections import (
 from catenary_gateway.oip import oip_http
 from catenary_gateway.oip.extension_routes import EXTENSIONS
 from catenary_gateway.oip.extensions import ProtocolExtensions
+from catenary_gateway.oip.route_schemas import described
 from catenary_gateway.openai_http.responses.response_calls import RESPONSES
 from catenary_gateway.openai_http.responses.response_store import ResponseStore
 from catenary_gateway.settings import GatewaySettings
@@ -45,15 +46,14 @@ class HttpServer:
     ) -> None:
         self._connections = ConnectionWatcher()
         origins = CrossOrigin(settings.cors_origins)
-        app = web.Application(
-            middlewares=[errors_as_json(pipeline, self._connections), origins.middleware()]
-        )
+        app = web.Application(middlewares=[errors_as_json(pipeline, self._connections)])
         origins.add_to(app)
         app[PIPELINE] = pipeline
         app[RESPONSES] = ResponseStore(settings.kept_response_bytes, settings.kept_response_s)
         self._off_loop = app[OFF_LOOP] = BoundedThreadPool()
         app[EXTENSIONS] = extensions
-        app.add_routes([*oip_http.routes(), *openai_http.routes(oip_http.routes())])
+        others = oip_http.routes()
+        app.add_routes([*others, *openai_http.routes(described(others))])
         if dashboard is not None:
             dashboard.add_to(app)
         self._listener: TcpListener | None = None

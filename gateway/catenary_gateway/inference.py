@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_gateway.catalog import Model
+from catenary_services.errors import InternalError
 from catenary_services.telemetry.tracing import TraceContext
 
 LONGEST_BUDGET_NS = 3_600_000_000_000
@@ -42,6 +43,9 @@ class InferenceOptions(msgspec.Struct, frozen=True):
 
     slo_ns: int | None = None
     priority: int = 0
+
+
+NO_OPTIONS = InferenceOptions()
 
 
 class RegionSlice(msgspec.Struct, frozen=True):
@@ -78,6 +82,24 @@ class TensorMemory(Protocol):
             CatenaryError: The slice is too short, or cannot be written.
         """
         ...
+
+
+class NoTensorMemory:
+    """No shared memory, for a request with no parameters at its tensors."""
+
+    read_bytes = 0
+
+    def check(self, place: RegionSlice, field: str) -> None:
+        raise InternalError(f"{field} was overlooked")
+
+    def read(self, place: RegionSlice, field: str) -> bytes:
+        raise InternalError(f"{field} was overlooked")
+
+    def write(self, place: RegionSlice, data: bytes, field: str) -> None:
+        raise InternalError(f"{field} was overlooked")
+
+
+NO_MEMORY = NoTensorMemory()
 
 
 class ConversionContext(msgspec.Struct, frozen=True):

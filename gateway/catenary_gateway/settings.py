@@ -101,7 +101,7 @@ class GatewaySettings(ModelFolderSettings):
     cors_origins: list[str] = Field(
         default=[],
         description="Origins (https://page.example) whose pages may call the HTTP endpoints from a "
-        "browser; '*': all of them.",
+        "browser; '*': all of them, but without API keys only named ones may change the server.",
     )
     kept_response_bytes: int = Field(
         default=64 * MEBIBYTE,

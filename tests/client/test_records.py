@@ -35,6 +35,8 @@ def same(record: Any, message: Any) -> bool:
     """Compares what both have; lists of them too, and what is made otherwise not at all."""
     if record is None:
         return bool(message == type(message)())
+    if isinstance(message, Message) and isinstance(record, tuple):
+        return record == tuple(value for _, value in message.ListFields())
     if isinstance(message, Message):
         names = [field.name for field in fields(record) if hasattr(message, field.name)]
         return bool(names) and all(

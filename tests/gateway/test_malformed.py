@@ -321,7 +321,7 @@ async def test_unknown_paths_and_openai_errors(small: Stage) -> None:
         async with session.get("/v2/models/toy/infer") as answer:
             assert answer.status == 405
         async with session.get("/v1/models") as answer:
-            assert (await answer.json()) == {"object": "list", "data": []}
+            assert (await answer.json())["data"] == []
         for method, path, status in [
             ("GET", "/v1/models/gpt", 404),
             ("POST", "/v1/chat/completions", 400),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import CacheLayout, StepItem, Want
 from catenary_agent.decoders.importing.importing import block_table
 from catenary_agent.decoders.model_files.sizes import all_tensors, table_from
+from catenary_agent.decoders.sampling.sampling import SessionSampler
 from catenary_agent.decoders.synthetic.model_shapes import shape_of, tensors_of
 from catenary_agent.decoders.synthetic.random_models import RandomModel, write_random_model
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, PartitionKey
@@ -152,11 +154,17 @@ def pretend_context(executor: Any, sessions: int, tokens: int) -> None:
         executor._book.cached[session] = tokens
 
 
-def decode_items(executor: Any, sessions: int, want: Want = "logits") -> list[StepItem]:
+def decode_items(
+    executor: Any,
+    sessions: int,
+    want: Want = "logits",
+    samplers: Sequence[SessionSampler | None] | None = None,
+) -> list[StepItem]:
     """Returns the items of the next decode step of sessions 0, 1, .."""
     cached = executor._book.cached
     token = np.array([7], np.int64)
-    return [StepItem(session, cached[session], token, want) for session in range(sessions)]
+    samplers = samplers or [None] * sessions
+    return [StepItem(s, cached[s], token, want, samplers[s]) for s in range(sessions)]
 
 
 def close_all(executor: Any, sessions: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -206,3 +207,45 @@ def vision(here: Context) -> None:
         here.row(f"vision part, {rows} images: distance", float(distance), at_most=1e-2)
         again = there.run([images])[0]
         here.row(f"vision part, {rows} images: a second run differs in", int((made != again).sum()))
+
+
+def quantised(here: Context) -> None:
+    """Compares products with weights of eight and four bits with float64, and times them."""
+    import torch
+
+    from catenary_agent.decoders.torch.torch_quantised import (
+        FourBitLinear,
+        numbers_of,
+        quantised,
+        step_dtype,
+    )
+
+    outputs, inputs = (14_336, 4_096) if here.is_cuda else (64, 128)
+    device = here.torch_device
+    half = torch.float16 if here.is_cuda else torch.float32
+    random = torch.Generator().manual_seed(5)
+    weight = torch.randn(outputs, inputs, generator=random) / inputs**0.5
+    plain = weight.to(device, half)
+    for precision in ("int8", "int4"):
+        dtype = step_dtype(device, half, precision)
+        layer, kept = (
+            quantised(weight.to(place), None, precision, dtype)
+            for place in (device, torch.device("cpu"))
+        )
+        assert layer is not None
+        assert kept is not None
+        here.row(f"{precision}: has a kernel of PyTorch", str(layer._has_kernel))
+        four = isinstance(kept, FourBitLinear)
+        numbers = numbers_of(kept.codes, kept.steps) if four else kept.codes * kept.scales[:, None]
+        for count in (1, 16, 64, 512) if here.is_cuda else (1, 3):
+            rows = torch.randn(count, inputs, generator=random).to(device)
+            with torch.inference_mode():
+                made = layer(rows).double().cpu()
+                wanted = rows.double().cpu() @ numbers.double().T
+                taken = here.time(partial(layer, rows), 20)
+                beside = here.time(partial(torch.mm, rows.to(half), plain.T), 20)
+            error = float((made - wanted).norm() / wanted.norm())
+            what = f"{precision}, {count} rows"
+            here.row(f"{what}: distance", error, at_most=_FLOAT16_ERROR)
+            note = f"{taken.span_s * 1e6:.0f} us, plain {beside.span_s * 1e6:.0f} us"
+            here.row(f"{what}: time over plain", taken.span_s / beside.span_s, "", note=note)

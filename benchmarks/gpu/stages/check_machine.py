@@ -22,6 +22,7 @@ _TESTS = (
     "tests/gpu_agent/decoders/torch/test_torch_attention.py",
     "tests/gpu_agent/decoders/torch/test_torch_executor.py",
     "tests/gpu_agent/executors/test_torch_part.py",
+    "tests/gpu_agent/decoders/sampling/test_sampling.py",
 )
 _TINY_TESTS = ("tests/gpu_agent/devices/test_device_errors.py",)
 GIGA = 1e9

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.models.choosing import sampler
 from benchmarks.gpu.models.models import (
     Made,
     Wanted,
@@ -20,10 +21,15 @@ from benchmarks.gpu.models.models import (
     weight_bytes,
 )
 from benchmarks.gpu.stage import Context
-from catenary_agent.decoders.base import CacheLayout, StepItem, set_layout
+from catenary_agent.decoders.base import CacheLayout, StepItem, Want, set_layout
 from catenary_agent.kv.span import CacheSpan
 
 GIGA = 1e9
+_CHOICES = {
+    "nothing": "no token chosen",
+    "greedy": "greedy",
+    "sampled": "sampled (T 0.7, top_p 0.9)",
+}
 _ROOM = 64
 """Tokens by which a session may grow while it is measured."""
 
@@ -74,7 +80,8 @@ def decode(here: Context) -> None:
             floor = (weight_bytes(executor) + size * context * cache_bytes(executor)) / bandwidth
             for mode in ("graph", "eager") if graphs_too else ("eager",):
                 executor._graphs = kept if mode == "graph" else None
-                for want in ("logits", "nothing"):
+                only_steps = graphs_too and mode == "eager"
+                for want in ("nothing",) if only_steps else tuple(_CHOICES):
                     _time_step(here, executor, size, context, (mode, want, floor))
         executor._graphs = kept
         close_all(executor, max(fitting))
@@ -84,14 +91,15 @@ def _time_step(
     here: Context, executor: Any, size: int, context: int, how: tuple[str, Any, float]
 ) -> None:
     mode, want, floor = how
+    ways = [sampler(np.arange(3), seed, 0.7 if want == "sampled" else 0.0) for seed in range(size)]
+    result: Want = "nothing" if want == "nothing" else "token"
     for session in range(size):  # the same context again: sessions have room for few steps only
         executor._book.cached[session] = context
     taken = here.time(
-        lambda: executor.step(decode_items(executor, size, want)), 8, 2, executor._stream
+        lambda: executor.step(decode_items(executor, size, result, ways)), 8, 2, executor._stream
     )
-    kept = "logits to the host" if want == "logits" else "no logits"
     here.row(
-        f"decode {size} x {context}, {mode}, {kept}",
+        f"decode {size} x {context}, {mode}, {_CHOICES[want]}",
         size / taken.wall_s,
         "tok/s",
         note=f"{taken.wall_s * 1e3:.2f} ms, on the device {taken.span_s * 1e3:.2f}, "

@@ -7,10 +7,10 @@ from typing import Any
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline
 from catenary_gateway.catalog import Model
-from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.observability.history import STEP_S, STEPS, HistoryStep
 from catenary_gateway.observability.outcomes import BUCKET_S, RecentOutcomes
 from catenary_services.domain.tensors import TensorSpec
+from catenary_services.version import software_version
 
 
 def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def gateway_facts(pipeline: RequestPipeline) -> dict[str, Any]:
     labels = {*(model.label for model in pipeline.catalog.models()), *outcomes.models()} - {""}
     return {
         "gateway_id": pipeline.gateway_id,
-        "version": server_version(),
+        "version": software_version(),
         "ready": pipeline.readiness.ready,
         "why_not_ready": pipeline.readiness.why_not,
         "draining": pipeline.capacity.draining,

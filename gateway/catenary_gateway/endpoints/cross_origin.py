@@ -1,7 +1,8 @@
 """Calls from pages of other origins (CORS), which browsers make only where a server allows it.
 
 Keys travel in headers that a page has to know, never in cookies, so no page acts with the rights of
-whoever looks at it. The dashboard is for its own page only.
+whoever looks at it. Where there are no keys, a page acts with all rights, and so the server itself
+is changed only by pages of origins that are named. The dashboard is for its own page only.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from catenary_gateway.endpoints.http_calls import Handler
+from catenary_gateway.endpoints.http_calls import PIPELINE, Handler, enter
+from catenary_services.errors import PermissionDenied
+from catenary_services.security.keys import Principal
 
 _EVERYONE = "*"
 _KEPT_S = 600
@@ -31,10 +34,24 @@ class CrossOrigin:
 
     def add_to(self, app: web.Application) -> None:
         """Has the responses of an application say what pages may do."""
+        app[CROSS_ORIGIN] = self
         if self._origins:
+            app.middlewares.append(self._middleware())
             app.on_response_prepare.append(self._allow)
 
-    def middleware(self) -> Middleware:
+    def require_named(self, origin: str) -> None:
+        """Checks that an origin is named; that all may call does not name any.
+
+        Raises:
+            PermissionDenied: It is not.
+        """
+        if origin == _EVERYONE or origin not in self._origins:
+            raise PermissionDenied(
+                "web pages change nothing at a gateway without API keys, unless `cors_origins` "
+                "names their origin"
+            )
+
+    def _middleware(self) -> Middleware:
         """Returns a middleware that answers the questions that browsers ask before a call."""
 
         @web.middleware
@@ -76,3 +93,24 @@ class CrossOrigin:
         if _EVERYONE in self._origins:
             return _EVERYONE
         return origin if origin in self._origins else None
+
+
+CROSS_ORIGIN: web.AppKey[CrossOrigin] = web.AppKey("cross_origin", CrossOrigin)
+
+
+def enter_to_change(request: web.Request) -> Principal:
+    """Lets a caller in who changes the server itself, not only what belongs to a request.
+
+    Browsers say the origin of a page with every such request, and a page can have one sent by
+    whoever looks at it, also under the gateway's own name. Where a key is needed, it knows one.
+
+    Raises:
+        PermissionDenied: There are no keys, and the request is that of a page whose origin is not
+            named.
+        CatenaryError: The caller is refused.
+    """
+    principal = enter(request)
+    origin = request.headers.get("Origin")
+    if origin is not None and not request.app[PIPELINE].keys.enabled:
+        request.app[CROSS_ORIGIN].require_named(origin)
+    return principal

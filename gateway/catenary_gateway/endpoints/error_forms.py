@@ -20,6 +20,8 @@ ErrorBody = dict[str, object]
 class ErrorForm:
     """The form in which a protocol's clients parse errors."""
 
+    name: str
+    """The name of its schema in the description of the endpoints."""
     body: Callable[[CatenaryError], ErrorBody]
     plain: Callable[[str, int], ErrorBody]
     """Makes the body for a message and an HTTP status, where no handler was reached."""
@@ -36,9 +38,11 @@ def _anthropic_plain(message: str, status: int) -> ErrorBody:
     return {"type": "error", "error": {"type": anthropic_type(status), "message": message}}
 
 
-_OPENAI = ErrorForm(openai_body, _openai_plain)
-_ANTHROPIC = ErrorForm(anthropic_body, _anthropic_plain)
-_OPEN_INFERENCE = ErrorForm(http_body, lambda message, status: {"error": message}, echoes_id=False)
+_OPENAI = ErrorForm("OpenAIError", openai_body, _openai_plain)
+_ANTHROPIC = ErrorForm("AnthropicError", anthropic_body, _anthropic_plain)
+_OPEN_INFERENCE = ErrorForm(
+    "InferenceError", http_body, lambda message, status: {"error": message}, echoes_id=False
+)
 _FORMS = (
     ("/v1/messages", _ANTHROPIC),
     ("/v1/", _OPENAI),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import grpc.aio
@@ -113,14 +112,6 @@ class Repository:
             raise error_of_rpc(error) from None
         finally:
             on_behalf_of.reset(token)
-
-
-def server_version() -> str:
-    """Returns the version of this release, "0" if the package is not installed."""
-    try:
-        return version("catenary")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _named(operator: Principal, name: str) -> tuple[str, str]:

@@ -56,7 +56,9 @@ async def request_of(
     if sampling.bad_words:
         sampling = replace(sampling, bad_token_ids=await _bad_token_ids(codec, sampling))
     seed = random.SystemRandom().getrandbits(_SEED_BITS)
-    sampling = replace(sampling, grammar=syntax.grammar(sampling.grammar))
+    grammar = syntax.grammar(sampling.grammar)
+    if grammar != sampling.grammar:
+        sampling = replace(sampling, grammar=grammar)
     try:
         resolved = sampling.resolved(len(ids), model.session_tokens, seed)
     except InvalidInput as error:
@@ -87,6 +89,8 @@ def choices_of(request: GenerationRequest, count: int, first: int) -> list[Gener
         first: Index of the first of them among all that a client asks for; all but 0 are part of
             the id.
     """
+    if count == 1 and not first:
+        return [request]
     sampling, seed = request.sampling, request.sampling.seed or 0
     return [
         replace(

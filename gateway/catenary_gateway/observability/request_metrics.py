@@ -22,6 +22,8 @@ _CANCELLED = "CANCELLED"
 _OVERLOADS = frozenset({"OVERLOADED", "SLO_UNATTAINABLE", "QUOTA_EXCEEDED", "UNAVAILABLE"})
 _OWN_BARS = "gateway."
 _SLO_WINDOW = 1_000
+_MOST_UNCOUNTED = 100
+"""Totals are seldom asked for, and cost less for many requests at a time."""
 
 
 class _Attainment:
@@ -53,8 +55,10 @@ class RequestMetrics:
         self.recent = RecentRequests()
         self.outcomes = RecentOutcomes()
         self.history = RequestHistory(time.monotonic_ns())
-        self.totals: defaultdict[str, ModelTotals] = defaultdict(ModelTotals)
+        self._totals: defaultdict[str, ModelTotals] = defaultdict(ModelTotals)
         """Sums by the model's label."""
+        self._uncounted: list[FinishedRequest] = []
+        """Requests that the totals do not have yet."""
         self.metrics = metrics
         self.tracer = tracer
         # Looking up labels costs more than counting; models and outcomes are few.
@@ -71,7 +75,9 @@ class RequestMetrics:
         """
         metrics, model = self.metrics, request.model
         self.recent.add(request)
-        self.totals[model].add(request)
+        self._uncounted.append(request)
+        if len(self._uncounted) >= _MOST_UNCOUNTED:
+            self._count_totals()
         self._count(model, request.outcome)
         seconds = (request.finished_ns - request.arrival.monotonic_ns) / 1e9
         if request.session is not None:
@@ -155,6 +161,11 @@ class RequestMetrics:
         self.outcomes.add_error(model, now_ns, kind, reason)
         self.history.add(model, now_ns, kind)
 
+    def totals(self, model: str) -> ModelTotals:
+        """Returns the sums over the finished requests to a model."""
+        self._count_totals()
+        return self._totals[model]
+
     def counts(self, model: str) -> tuple[int, int]:
         """Returns how many requests to a model were answered, and how many were not."""
         answered = failed = 0
@@ -167,6 +178,11 @@ class RequestMetrics:
                 (answered + count, failed) if outcome == OK else (answered, failed + count)
             )
         return answered, failed
+
+    def _count_totals(self) -> None:
+        for request in self._uncounted:
+            self._totals[request.model].add(request)
+        self._uncounted.clear()
 
     def _remember(self, request: FinishedRequest, kind: OutcomeKind) -> None:
         now_ns = request.finished_ns

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
 from catenary_gateway.admission.request_pipeline import caller
+from catenary_gateway.endpoints.cross_origin import enter_to_change
 from catenary_gateway.endpoints.http_bodies import body_of
 from catenary_gateway.endpoints.http_calls import bearer, enter, json_response
 from catenary_gateway.oip.extensions import ProtocolExtensions
 from catenary_gateway.oip.model_descriptions import document_of
 from catenary_gateway.tensors.json_documents import Document
 from catenary_gateway.tensors.json_documents import document_of as document_in
-from catenary_services.errors import InvalidInput, PermissionDenied
-from catenary_services.security.keys import Principal
+from catenary_services.errors import InvalidInput
 
 EXTENSIONS: web.AppKey[ProtocolExtensions] = web.AppKey("extensions", ProtocolExtensions)
 MOST_BODY_BYTES = 64 * 1024
@@ -70,8 +70,10 @@ async def _config(request: web.Request) -> web.Response:
 async def _index(request: web.Request) -> web.Response:
     """Answers the models of the repository, and which are ready."""
     enter(request)
-    wanted = await _body(request)
-    index = _of(request).repository.index(ready_only=wanted.get("ready") is True)
+    ready_only = (await _body(request)).get("ready", False)
+    if not isinstance(ready_only, bool):
+        raise InvalidInput("ready", "must be true or false")
+    index = _of(request).repository.index(ready_only=ready_only)
     return json_response(
         [{"name": n, "version": v, "state": s, "reason": r} for n, v, s, r in index]
     )
@@ -79,19 +81,18 @@ async def _index(request: web.Request) -> web.Response:
 
 async def _load(request: web.Request) -> web.Response:
     """Orders the scheduler to deploy a model."""
-    operator = _enter_to_change(request)
-    parameters = _parameters(await _body(request))
-    name, repository = request.match_info["model"], _of(request).repository
-    await repository.load(operator, bearer(request), name, parameters)
-    return json_response({})
+    return await _order(request, _of(request).repository.load)
 
 
 async def _unload(request: web.Request) -> web.Response:
     """Orders the scheduler to undeploy a model."""
-    operator = _enter_to_change(request)
+    return await _order(request, _of(request).repository.unload)
+
+
+async def _order(request: web.Request, order: Callable[..., Awaitable[None]]) -> web.Response:
+    operator = enter_to_change(request)
     parameters = _parameters(await _body(request))
-    name, repository = request.match_info["model"], _of(request).repository
-    await repository.unload(operator, bearer(request), name, parameters)
+    await order(operator, bearer(request), request.match_info["model"], parameters)
     return json_response({})
 
 
@@ -99,7 +100,7 @@ async def _trace_settings(request: web.Request) -> web.Response:
     """Answers which requests are traced, after the changes in the body."""
     changes: Document = {}
     if request.method == "POST":
-        asker = _enter_to_change(request)
+        asker = enter_to_change(request)
         changes = await _body(request)
     else:
         asker = enter(request)
@@ -117,7 +118,7 @@ async def _trace_settings(request: web.Request) -> web.Response:
 async def _log_settings(request: web.Request) -> web.Response:
     """Answers the level of the gateway's log, after the changes in the body."""
     if request.method == "POST":
-        asker = _enter_to_change(request)
+        asker = enter_to_change(request)
         return json_response(_of(request).log_settings(asker, await _body(request)))
     return json_response(_of(request).log_settings(enter(request), {}))
 
@@ -131,7 +132,7 @@ async def _regions(request: web.Request) -> web.Response:
 
 async def _register(request: web.Request) -> web.Response:
     """Registers a region of shared memory."""
-    _enter_to_change(request)
+    enter_to_change(request)
     given = await _body(request)
     key = given.get("key")
     if not isinstance(key, str):
@@ -148,7 +149,7 @@ async def _register(request: web.Request) -> web.Response:
 
 async def _unregister(request: web.Request) -> web.Response:
     """Forgets one region of the caller's, or all of them."""
-    _enter_to_change(request)
+    enter_to_change(request)
     _of(request).unregister(caller(), request.match_info.get("region", ""))
     return json_response({})
 
@@ -162,32 +163,19 @@ async def _cuda_regions(request: web.Request) -> web.Response:
 
 async def _register_cuda(request: web.Request) -> web.Response:
     """Refuses to register memory of a GPU."""
-    _enter_to_change(request)
+    enter_to_change(request)
     _of(request).refuse_cuda_region()
     return json_response({})
 
 
 async def _unregister_cuda(request: web.Request) -> web.Response:
     """Does nothing, as no memory of GPUs is registered."""
-    _enter_to_change(request)
+    enter_to_change(request)
     return json_response({})
 
 
 def _of(request: web.Request) -> ProtocolExtensions:
     return request.app[EXTENSIONS]
-
-
-def _enter_to_change(request: web.Request) -> Principal:
-    """Lets a caller in who changes something.
-
-    Raises:
-        PermissionDenied: The request is one that any page in a browser on this machine can send.
-        CatenaryError: The caller is refused.
-    """
-    principal = enter(request)
-    if "Origin" in request.headers and bearer(request) is None:
-        raise PermissionDenied("web pages change nothing here without a key in `Authorization`")
-    return principal
 
 
 async def _body(request: web.Request) -> Document:

@@ -102,7 +102,7 @@ class ProtocolExtensions:
             models = catalog.models()
         return oip.ModelStatisticsResponse(
             model_stats=[
-                statistics_of(model, metrics.totals[model.label], metrics.counts(model.label))
+                statistics_of(model, metrics.totals(model.label), metrics.counts(model.label))
                 for model in models
             ]
         )

@@ -10,8 +10,7 @@ import grpc.aio
 from catenary_gateway.admission.request_pipeline import RequestPipeline, caller, charge
 from catenary_gateway.endpoints.grpc_calls import answered, metadata_of
 from catenary_gateway.endpoints.ordered_stream import answer_in_order
-from catenary_gateway.endpoints.repository import server_version
-from catenary_gateway.inference import RequestArrival
+from catenary_gateway.inference import NO_MEMORY, RequestArrival
 from catenary_gateway.oip import oip_proto
 from catenary_gateway.oip.extensions import ProtocolExtensions
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
@@ -19,6 +18,7 @@ from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.grpc.error_details import public_message
 from catenary_services.grpc.error_tables import error_of_exception
 from catenary_services.security.keys import Principal
+from catenary_services.version import software_version
 
 INFER = "inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "inference.GRPCInferenceService/ModelStreamInfer"
@@ -66,7 +66,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         """Returns the server's name, version and supported extensions."""
         self._identify(context)
         return oip.ServerMetadataResponse(
-            name="catenary", version=server_version(), extensions=self._extensions.names
+            name="catenary", version=software_version(), extensions=self._extensions.names
         )
 
     @answered
@@ -248,7 +248,9 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     ) -> oip.ModelInferResponse:
         pipeline, name, version = self._pipeline, message.model_name, message.model_version
         with pipeline.admit(principal, name, version, message.ByteSize()) as admitted:
-            memory = self._extensions.memory_of(caller())
+            described = any(tensor.parameters for tensor in message.inputs)
+            described = described or any(tensor.parameters for tensor in message.outputs)
+            memory = self._extensions.memory_of(caller()) if described else NO_MEMORY
             conversion = pipeline.arrivals.conversion(memory)
             request, form = oip_proto.request_of(message, admitted.model, conversion)
             if memory.read_bytes:

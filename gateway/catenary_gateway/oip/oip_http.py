@@ -13,10 +13,11 @@ from catenary_gateway.endpoints.http_calls import (
     enter,
     json_response,
 )
-from catenary_gateway.endpoints.repository import server_version
 from catenary_gateway.oip import extension_routes, oip_json
 from catenary_gateway.oip.extension_routes import EXTENSIONS
+from catenary_gateway.oip.route_schemas import BINARY
 from catenary_services.errors import InvalidInput
+from catenary_services.version import software_version
 
 JSON_SIZE = "Inference-Header-Content-Length"
 _INFER_ROUTE = "/v2/models/{model}/infer"
@@ -61,7 +62,7 @@ async def _server_metadata(request: web.Request) -> web.Response:
     """Answers name, version and extensions of the server."""
     enter(request)
     names = request.app[EXTENSIONS].names
-    return json_response({"name": "catenary", "version": server_version(), "extensions": names})
+    return json_response({"name": "catenary", "version": software_version(), "extensions": names})
 
 
 async def _model_metadata(request: web.Request) -> web.Response:
@@ -78,8 +79,10 @@ async def _model_ready(request: web.Request) -> web.Response:
     pipeline = request.app[PIPELINE]
     enter(request)
     model = pipeline.catalog.find(*_named(request))
-    document = {"name": model.key.name, "ready": model.ready}
-    return json_response(document, status=200 if model.ready else 503)
+    if model.ready:
+        return json_response({"name": model.key.name, "ready": True})
+    document = {"name": model.key.name, "ready": False, "error": model.not_ready_reason}
+    return json_response(document, status=503)
 
 
 async def _infer(request: web.Request) -> web.Response:
@@ -113,7 +116,7 @@ async def _infer(request: web.Request) -> web.Response:
     if json_size is None:
         return web.Response(body=document, content_type="application/json", headers=headers)
     headers[JSON_SIZE] = str(json_size)
-    return web.Response(body=document, content_type="application/octet-stream", headers=headers)
+    return web.Response(body=document, content_type=BINARY, headers=headers)
 
 
 def _json_size(request: web.Request, body: bytes) -> int | None:

@@ -71,7 +71,9 @@ def request_of(
         for at, output in enumerate(outputs)
     ]
     form = OutputFormat(binary=_binary_outputs(chosen, parameters, len(wanted)))
-    return request, tensor_parameters.with_outputs(form, model, wanted, chosen, conversion.memory)
+    if any(chosen):
+        form = tensor_parameters.with_outputs(form, model, wanted, chosen, conversion.memory)
+    return request, form
 
 
 def response_of(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import (
+    NO_OPTIONS,
     ConversionContext,
     InferenceRequest,
     InferenceResponse,
@@ -65,7 +66,9 @@ def request_of(
         inputs={spec.name: given[spec.name] for spec in model.inputs},
         rows=rows,
         outputs=wanted,
-        options=terms_of(plain_parameters(message.parameters), conversion.now_unix_ns),
+        options=terms_of(plain_parameters(message.parameters), conversion.now_unix_ns)
+        if message.parameters
+        else NO_OPTIONS,
     )
     parameters = [
         plain_parameters(output.parameters) if output.parameters else {}
@@ -73,9 +76,9 @@ def request_of(
     ]
     # What gives tensors as bytes reads them as bytes.
     form = OutputFormat(raw=raw or len(here) < len(places))
-    return request, tensor_parameters.with_outputs(
-        form, model, wanted, parameters, conversion.memory
-    )
+    if any(parameters):
+        form = tensor_parameters.with_outputs(form, model, wanted, parameters, conversion.memory)
+    return request, form
 
 
 def response_of(

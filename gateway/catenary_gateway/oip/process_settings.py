@@ -20,6 +20,7 @@ _FIXED_TRACE = {
     "trace_file": "",
     "trace_mode": "opentelemetry",
 }
+TRACE_NAMES = ("trace_level", "trace_rate", *_FIXED_TRACE)
 _FIXED_LOG: Mapping[str, bool | int | str] = {"log_file": "", "log_format": "ISO8601"}
 _LOWEST_RATE, _HIGHEST_RATE = 1, 2**31 - 1
 _FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
@@ -43,7 +44,7 @@ class TraceSettings:
         self._is_on = tracer.sample_ratio > 0.0
 
     def values(self) -> dict[str, list[str]]:
-        """Returns all settings."""
+        """Returns the values of every trace setting, by Triton's name for it."""
         rate = round(1 / self._ratio) if self._ratio > 0.0 else _HIGHEST_RATE
         return {
             "trace_level": [TIMESTAMPS if self._is_on else OFF],
@@ -80,7 +81,7 @@ class LogSettings:
     """The level of a gateway's log, as one flag for each level."""
 
     def values(self) -> dict[str, LogValue]:
-        """Returns all settings."""
+        """Returns the value of every log setting, by Triton's name for it."""
         present = present_level()
         flags = {name: present <= level for name, level in _FLAGS.items()}
         return {**_FIXED_LOG, **flags, "log_verbose_level": int(present <= logging.DEBUG)}

@@ -18,6 +18,18 @@ from catenary_services.domain.sampling import MAX_GRAMMAR_BYTES
 from catenary_services.errors import InvalidInput
 
 Fields = Mapping[str, Any]
+FORM_FIELDS = frozenset(
+    {
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_whitespace_pattern",
+    }
+)
+"""The fields of a body that `answer_form_of` reads."""
 _MOST_CHOICES = 4096
 
 
@@ -29,6 +41,9 @@ class AnswerForm:
     """The grammar that it must match; empty if any answer will do."""
     field: str = "grammar"
     """The field that describes it."""
+
+
+ANY_FORM = AnswerForm()
 
 
 def answer_form_of(fields: Fields) -> AnswerForm:
@@ -61,7 +76,7 @@ def answer_form_of(fields: Fields) -> AnswerForm:
         if size > MAX_GRAMMAR_BYTES:
             text = f"has {size} bytes as a grammar, at most {MAX_GRAMMAR_BYTES} are allowed"
             raise InvalidInput(form.field, text)
-    return forms[0] if forms else AnswerForm()
+    return forms[0] if forms else ANY_FORM
 
 
 def _response_format(value: Any) -> str:

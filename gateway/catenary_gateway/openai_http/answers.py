@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from catenary_gateway.generation.choices import ChoiceStreams
@@ -69,7 +70,7 @@ async def whole_answer(
     return writer.whole(chosen, usage_of(answers))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AnswerWriter:
     """A writer of the answer to one request, whole or chunk by chunk."""
 
@@ -114,7 +115,7 @@ class AnswerWriter:
             choice["delta"] = delta
         else:
             choice["text"] = delta.get("content", "")
-        chunk = {**self._head(self._chunk_kind), "choices": [choice]}
+        chunk = {**self._chunk_head, "choices": [choice]}
         if usage is not None:
             chunk["usage"] = usage
         return chunk
@@ -125,7 +126,7 @@ class AnswerWriter:
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Returns the chunk after the last one of a stream, which holds only the usage."""
-        return {**self._head(self._chunk_kind), "choices": [], "usage": usage}
+        return {**self._chunk_head, "choices": [], "usage": usage}
 
     def logprobs(
         self,
@@ -179,9 +180,9 @@ class AnswerWriter:
         top = self.wanted.prompt_logprobs or 0
         return prompt_logprobs(stream.request.codec, stream.prompt_logprobs, top)
 
-    @property
-    def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self.chat else "text_completion"
+    @cached_property
+    def _chunk_head(self) -> dict[str, Any]:
+        return self._head("chat.completion.chunk" if self.chat else "text_completion")
 
     def _head(self, kind: str) -> dict[str, Any]:
         model = self.wanted.model

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from catenary_gateway.generation.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from catenary_gateway.openai_http.answer_forms import answer_form_of
+from catenary_gateway.openai_http.answer_forms import ANY_FORM, FORM_FIELDS, answer_form_of
 from catenary_gateway.openai_http.fields import (
     Fields,
     flag,
@@ -20,7 +20,7 @@ from catenary_gateway.openai_http.fields import (
 )
 from catenary_gateway.openai_http.messages import messages_of
 from catenary_gateway.openai_http.parameters import refuse
-from catenary_gateway.openai_http.tool_fields import tools_of
+from catenary_gateway.openai_http.tool_fields import TOOL_FIELDS, tools_of
 from catenary_services.domain.sampling import (
     MAX_BIASED_TOKENS,
     MAX_LISTED_TOKENS,
@@ -76,13 +76,14 @@ def chat_of(fields: Fields) -> CompletionRequest:
     Raises:
         InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
-    refuse(fields, "chat")
+    refuse(fields, "chats")
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     messages = messages_of(fields.get("messages"))
     variables = mapping(fields, "chat_template_kwargs")
     if len(variables) > _MOST_VARIABLES:
         raise InvalidInput("chat_template_kwargs", f"has more than {_MOST_VARIABLES} names")
-    prompt = ChatPrompt(messages, variables, tools_of(fields), parsed=True)
+    tools = tools_of(fields) if fields.keys() & TOOL_FIELDS else None
+    prompt = ChatPrompt(messages, variables, tools, parsed=True)
     wanted = _wanted(fields, [prompt], _limit(fields, limit, 0))
     if fields.get("include_reasoning") is not None:
         wanted = replace(wanted, include_reasoning=flag(fields, "include_reasoning"))
@@ -153,7 +154,7 @@ def _wanted(fields: Fields, prompts: Sequence[Prompt], max_tokens: int) -> Compl
     choices = integer(fields, "n", 1)
     _check_answers("n", choices)
     _check_answers("prompt", choices * len(prompts))
-    form = answer_form_of(fields)
+    form = answer_form_of(fields) if fields.keys() & FORM_FIELDS else ANY_FORM
     sampling = _sampling(fields, max_tokens, form.grammar)
     if stream and sampling.prompt_logprobs is not None:
         raise InvalidInput("prompt_logprobs", "is not for streams")

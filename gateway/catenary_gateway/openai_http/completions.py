@@ -20,12 +20,12 @@ from catenary_gateway.openai_http.streaming import stream_answer
 
 
 async def answer_chat(request: web.Request) -> web.StreamResponse:
-    """Answers a conversation."""
+    """Answers a conversation with a chat completion, whole or streamed."""
     return await _complete(request, chat_of, chat=True)
 
 
 async def answer_completion(request: web.Request) -> web.StreamResponse:
-    """Continues a prompt."""
+    """Answers a prompt with a completion, whole or streamed."""
     return await _complete(request, completion_of, chat=False)
 
 

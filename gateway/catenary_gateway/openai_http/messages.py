@@ -9,7 +9,7 @@ from catenary_gateway.openai_http.tool_fields import function_name
 from catenary_gateway.tensors.json_documents import object_in
 from catenary_services.errors import InvalidInput
 
-_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 """The role that templates get for each role of a message: they know OpenAI's newer `developer` as
 `system`."""
 _MOST_CALLS = 128
@@ -39,12 +39,12 @@ def _message(value: Any, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InvalidInput(where, "must be an object")
     role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidInput(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidInput(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     for name, why in (("audio", "is not offered"), ("function_call", "has become tool_calls")):
         if value.get(name):
             raise InvalidInput(f"{where}.{name}", why)
-    message: dict[str, object] = {"role": _ROLES[role]}
+    message: dict[str, object] = {"role": ROLES[role]}
     if role == "assistant":
         message |= _answer(value, where)
     elif value.get("tool_calls"):

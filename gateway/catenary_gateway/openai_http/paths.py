@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
+from catenary_gateway.endpoints.route_descriptions import RouteDescription
 from catenary_gateway.openai_http.anthropic.message_calls import answer_message, count_tokens
 from catenary_gateway.openai_http.anthropic.message_request import ConversationBody, MessageBody
 from catenary_gateway.openai_http.completion_request import chat_of, completion_of
@@ -35,25 +36,27 @@ from catenary_gateway.openai_http.responses.response_calls import (
 )
 from catenary_gateway.openai_http.responses.response_request import ResponseBody
 
-_CHAT = ReadBody(chat_of, "chat", {"model": "m", "messages": [{"role": "user", "content": "hi"}]})
-_COMPLETION = ReadBody(completion_of, "completions", {"model": "m", "prompt": "hi"})
+_CHAT = ReadBody(chat_of, {"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+_COMPLETION = ReadBody(completion_of, {"model": "m", "prompt": "hi"})
 _KEPT = "/v1/responses/{response_id}"
 
 ROUTES = (
-    HttpRoute("POST", "/v1/chat/completions", answer_chat, _CHAT, streams=True),
-    HttpRoute("POST", "/v1/completions", answer_completion, _COMPLETION, streams=True),
-    HttpRoute("POST", "/v1/responses", answer_response, ResponseBody, streams=True),
+    HttpRoute("POST", "/v1/chat/completions", answer_chat, _CHAT, "chats", streams=True),
+    HttpRoute(
+        "POST", "/v1/completions", answer_completion, _COMPLETION, "completions", streams=True
+    ),
+    HttpRoute("POST", "/v1/responses", answer_response, ResponseBody, "responses", streams=True),
     HttpRoute("GET", _KEPT, answer_kept_response),
     HttpRoute("DELETE", _KEPT, delete_response),
-    HttpRoute("POST", "/v1/messages", answer_message, MessageBody, streams=True),
-    HttpRoute("POST", "/v1/messages/count_tokens", count_tokens, ConversationBody),
-    HttpRoute("POST", "/v1/embeddings", answer_embeddings, EmbeddingBody),
-    HttpRoute("POST", "/v1/rerank", answer_rerank, RerankBody),
-    HttpRoute("POST", "/v2/rerank", answer_rerank, RerankBody),
-    HttpRoute("POST", "/rerank", answer_rerank, RerankBody),
-    HttpRoute("POST", "/v1/score", answer_scores, ScoreBody),
-    HttpRoute("POST", "/score", answer_scores, ScoreBody),
-    HttpRoute("POST", "/tokenize", answer_tokens, TokenizeBody),
+    HttpRoute("POST", "/v1/messages", answer_message, MessageBody, "messages", streams=True),
+    HttpRoute("POST", "/v1/messages/count_tokens", count_tokens, ConversationBody, "messages"),
+    HttpRoute("POST", "/v1/embeddings", answer_embeddings, EmbeddingBody, "embeddings"),
+    HttpRoute("POST", "/v1/rerank", answer_rerank, RerankBody, "reranking"),
+    HttpRoute("POST", "/v2/rerank", answer_rerank, RerankBody, "reranking"),
+    HttpRoute("POST", "/rerank", answer_rerank, RerankBody, "reranking"),
+    HttpRoute("POST", "/v1/score", answer_scores, ScoreBody, "scores"),
+    HttpRoute("POST", "/score", answer_scores, ScoreBody, "scores"),
+    HttpRoute("POST", "/tokenize", answer_tokens, TokenizeBody, "tokens"),
     HttpRoute("POST", "/detokenize", answer_text, DetokenizeBody),
     HttpRoute("GET", "/v1/models", answer_models),
     HttpRoute("GET", "/v1/models/{model}", answer_model),
@@ -61,7 +64,7 @@ ROUTES = (
 )
 
 
-def routes(others: Sequence[web.RouteDef] = ()) -> list[web.RouteDef]:
+def routes(others: Sequence[RouteDescription] = ()) -> list[web.RouteDef]:
     """Returns all routes, with those that describe them.
 
     Args:

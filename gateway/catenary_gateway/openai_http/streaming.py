@@ -52,8 +52,9 @@ async def _write(
     events = _ChunkEvents(writer, answers)
     read: tuple[int, AnswerChunk] | None = first
     while read is not None:
-        for event in events.of(*read):
-            await send(response, event)
+        chunks = events.of(*read)
+        if chunks:
+            await send(response, b"".join(chunks))
         try:
             read = await anext(pieces, None)
         except Exception as exc:

@@ -11,6 +11,8 @@ from catenary_gateway.generation.forms.tool_use import ToolDefinition, ToolUse
 from catenary_gateway.openai_http.fields import Fields, flag
 from catenary_services.errors import InvalidInput
 
+TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+"""The fields of a body that `tools_of` reads."""
 MOST_TOOLS = 128
 """Most tools of a request, as with OpenAI."""
 MOST_SCHEMA_BYTES = 65_536
@@ -40,6 +42,8 @@ def tools_of(fields: Fields) -> ToolUse | None:
     parallel = fields.get("parallel_tool_calls") is None or flag(fields, "parallel_tool_calls")
     if isinstance(choice, dict):
         callable_tools, required = _chosen(choice, tools)
+        # A function that is named is called exactly once, as with OpenAI.
+        parallel = parallel and choice.get("type") != "function"
     elif choice is None or choice in _MODES:
         callable_tools, required = tools, choice == "required"
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from catenary_gateway.inference import InferenceOptions
+from catenary_gateway.inference import NO_OPTIONS, InferenceOptions
 from catenary_gateway.tensors.validation import LONGEST_SLO_MS, NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import DeadlineExceeded, InvalidInput, NotSupported
 
@@ -31,7 +31,7 @@ def terms_of(parameters: Mapping[str, object], now_unix_ns: int) -> InferenceOpt
         DeadlineExceeded: `deadline_unix_ms` has passed.
     """
     if not parameters:
-        return _DEFAULT
+        return NO_OPTIONS
     slo_ns: int | None = None
     if "slo_ms" in parameters:
         slo_ms = _number(parameters["slo_ms"], "slo_ms")
@@ -97,6 +97,3 @@ def _number(value: object, name: str) -> float:
 
 def _field(name: str) -> str:
     return f'parameters["{name}"]'
-
-
-_DEFAULT = InferenceOptions()

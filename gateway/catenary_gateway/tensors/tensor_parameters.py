@@ -56,8 +56,6 @@ def with_outputs(
         InvalidInput: A parameter is wrong, or cannot be what this output is asked for.
         CatenaryError: An output cannot be written to its place.
     """
-    if not any(parameters):
-        return form
     counts: list[int] = []
     places: list[RegionSlice | None] = []
     for at, (index, given) in enumerate(zip(wanted, parameters, strict=True)):

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import StepItem
-from catenary_agent.decoders.sampling.choosing import Asked, TokenSampler
+from catenary_agent.decoders.sampling.array_backend import Asked
+from catenary_agent.decoders.sampling.choosing import TokenSampler
 from catenary_agent.decoders.sampling.sampling import NO_MASK, NOT_CHOSEN
 from catenary_agent.devices.device_errors import DeviceErrorKind, error_kind_of
 from catenary_services.log import get_logger

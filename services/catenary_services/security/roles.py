@@ -94,6 +94,16 @@ RULES: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "/inference.GRPCInferenceService/RepositoryIndex": PUBLIC,
         "/inference.GRPCInferenceService/RepositoryModelLoad": PUBLIC,
         "/inference.GRPCInferenceService/RepositoryModelUnload": PUBLIC,
+        "/inference.GRPCInferenceService/ModelConfig": PUBLIC,
+        "/inference.GRPCInferenceService/ModelStatistics": PUBLIC,
+        "/inference.GRPCInferenceService/SystemSharedMemoryStatus": PUBLIC,
+        "/inference.GRPCInferenceService/SystemSharedMemoryRegister": PUBLIC,
+        "/inference.GRPCInferenceService/SystemSharedMemoryUnregister": PUBLIC,
+        "/inference.GRPCInferenceService/CudaSharedMemoryStatus": PUBLIC,
+        "/inference.GRPCInferenceService/CudaSharedMemoryRegister": PUBLIC,
+        "/inference.GRPCInferenceService/CudaSharedMemoryUnregister": PUBLIC,
+        "/inference.GRPCInferenceService/TraceSetting": PUBLIC,
+        "/inference.GRPCInferenceService/LogSettings": PUBLIC,
         "/catenary.v1.Generation/Generate": PUBLIC,
     }
 )

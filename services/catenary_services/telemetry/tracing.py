@@ -11,7 +11,6 @@ import random
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 from opentelemetry.sdk.resources import Resource
@@ -22,6 +21,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from catenary_services.telemetry import names
+from catenary_services.version import software_version
 
 AttributeValue = str | bool | int | float | tuple[str, ...]
 
@@ -90,7 +90,7 @@ class Tracer:
         self._processor: BatchSpanProcessor | None = None
         if exporter is None:
             return
-        release = _release()
+        release = software_version()
         self._scope = InstrumentationScope("catenary", release)
         # `create` adds OTEL_RESOURCE_ATTRIBUTES, which users of collectors rely on.
         self._resource = Resource.create(
@@ -198,13 +198,6 @@ def _span_context(trace_id: int, span_id: int, *, is_remote: bool) -> SpanContex
 
 def _new_id(bits: int) -> int:
     return random.getrandbits(bits) or 1
-
-
-def _release() -> str:
-    try:
-        return version("catenary")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _otlp_exporter(endpoint: str) -> SpanExporter:

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anthropic
 import grpc.aio
 import openai
 import pydantic
@@ -56,6 +57,23 @@ async def test_answers_are_parsed_into_the_class_they_were_asked_for(running: Te
         async with client.chat.completions.stream(**ASKED, response_format=Person) as stream:
             final = await stream.get_final_completion()
         assert final.choices[0].message.parsed == Person(name="Ann", age=41)
+
+
+async def test_messages_are_parsed_into_the_class_they_were_asked_for(running: TextStage) -> None:
+    made = anthropic.AsyncAnthropic(base_url=running.http, api_key="any", max_retries=0)
+    async with made as client:
+        answer = await client.messages.parse(**ASKED, max_tokens=64, output_format=Person)
+        assert answer.parsed_output == Person(name="Ann", age=41)
+        for form, field in (
+            ({"type": "json_schema", "schema": {"not": {}}}, "output_config.format: "),
+            ({"type": "text"}, "output_config.format.type: "),
+            ({"type": "json_schema"}, "output_config.format.schema: "),
+        ):
+            with pytest.raises(anthropic.BadRequestError) as raised:
+                await client.messages.create(
+                    **ASKED, max_tokens=64, extra_body={"output_config": {"format": form}}
+                )
+            assert raised.value.body["error"]["message"].startswith(field)
 
 
 async def test_every_field_reaches_the_agent_in_chats_and_completions(running: TextStage) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,8 @@ import pytest
 from catenary_protos.catenary.v1 import generation_pb2
 from chat_texts.tool_templates import DEEPSEEK, HERMES, LLAMA3, MISTRAL, QWEN3, THINKING
 from generation_harness import Session, TextStage, generating, text_stage
-from small_models.tiny_tokenizer import END, MORE, text_model
+from shared_helpers.scripted_answers import SESSION_TOKENS, model_that_says, prompt_of
+from small_models.tiny_tokenizer import END, MORE
 
 CITY = {
     "type": "object",
@@ -34,31 +32,6 @@ SAID = [{"role": "user", "content": "How is it outside?"}]
 ASKED: dict[str, Any] = {"model": "tiny", "messages": SAID, "tools": [WEATHER, NOW]}
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 TWO = f'{ONE}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
-SESSION_TOKENS = 8192
-"""Tools take room, as each byte of the prompt is a token."""
-
-
-@asynccontextmanager
-async def model_that_says(
-    tmp_path: Path, text: str, *, finish: str = "stop", **files: Any
-) -> AsyncIterator[tuple[TextStage, openai.AsyncOpenAI]]:
-    """Serves a model that answers everything with `text`."""
-
-    async def script(session: Session) -> None:
-        await session.say(text, finish=finish)
-
-    made, models = partial(text_model, **files), [generating(session_tokens=SESSION_TOKENS)]
-    async with text_stage(tmp_path, files=made, models=models) as stage:
-        stage.agent.script = script
-        url = f"{stage.http}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            yield stage, client
-
-
-def prompt_of(stage: TextStage) -> str:
-    """The text of the last prompt; special tokens are bars."""
-    tokens = stage.agent.frames[-1].session_rows[0].opening.token_ids
-    return bytes(token - 3 if 3 <= token < MORE else ord("|") for token in tokens).decode()
 
 
 def sampling_of(stage: TextStage) -> generation_pb2.SamplingParameters:

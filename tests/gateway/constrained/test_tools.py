@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,8 @@ import openai
 import pytest
 
 from chat_texts.tool_templates import QWEN3
-from generation_harness import Session, TextStage, generating, text_stage
-from small_models.tiny_tokenizer import MORE, text_model
+from generation_harness import TextStage
+from shared_helpers.scripted_answers import model_that_says, prompt_of
 
 CITY = {
     "type": "object",
@@ -33,29 +30,6 @@ WEATHER = {
 CUSTOM = {"name": "weather", "description": "Says the weather.", "input_schema": CITY}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "weather", "arguments": {"city": "Be'
-
-
-@asynccontextmanager
-async def model_that_says(
-    tmp_path: Path, text: str, *, finish: str = "stop", **files: Any
-) -> AsyncIterator[tuple[TextStage, openai.AsyncOpenAI]]:
-    """Serves a model that answers everything with `text`."""
-
-    async def script(session: Session) -> None:
-        await session.say(text, finish=finish)
-
-    models = [generating(session_tokens=4096)]
-    async with text_stage(tmp_path, models=models, files=partial(text_model, **files)) as stage:
-        stage.agent.script = script
-        url = f"{stage.http}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            yield stage, client
-
-
-def prompt_of(stage: TextStage) -> str:
-    """The text of the last prompt; special tokens are bars."""
-    tokens = stage.agent.frames[-1].session_rows[0].opening.token_ids
-    return bytes(token - 3 if 3 <= token < MORE else ord("|") for token in tokens).decode()
 
 
 def grammar_of(stage: TextStage) -> str:

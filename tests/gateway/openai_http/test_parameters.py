@@ -13,12 +13,13 @@ from catenary_gateway.openai_http.completion_request import (
     completion_of,
 )
 from catenary_gateway.openai_http.fields import Fields
-from catenary_gateway.openai_http.parameters import PARAMETERS, Parameter, ParameterKind
+from catenary_gateway.openai_http.parameters import PARAMETERS
+from catenary_gateway.openai_http.parameters.parameter import Parameter, ParameterKind
 from catenary_services.errors import InvalidInput
 from cluster_harness import ROOT
 from docs_build.parameter_tables import tables
 
-READERS = {"chat": chat_of, "completions": completion_of}
+READERS = {"chats": chat_of, "completions": completion_of}
 MEANT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"}
 SOMETHING = {"an": "object that no parameter takes for nothing"}
 
@@ -44,7 +45,8 @@ def test_what_is_read_is_what_the_table_calls_taken(
     path: str, read: Callable[[Fields], CompletionRequest]
 ) -> None:
     seen: set[str] = set()
-    for more in ({}, {"max_completion_tokens": 3}):
+    form = {"response_format": {"type": "text"}}
+    for more in ({"max_completion_tokens": 3}, form, {"tools": []}):
         fields = Noted(MEANT | more)
         read(fields)
         seen |= fields.read

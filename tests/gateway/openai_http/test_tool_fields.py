@@ -77,6 +77,15 @@ def test_a_choice_says_which_may_and_whether_one_must_be_called(
     assert (use.required, use.parallel) == (required, False)
 
 
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_a_function_that_is_named_is_called_exactly_once(parallel: bool | None) -> None:
+    fields = {"tools": TWO, "parallel_tool_calls": parallel}
+    for choice, expected in ((tool("now"), False), ("required", parallel is not False)):
+        use = tools_of(fields | {"tool_choice": choice})
+        assert use is not None
+        assert (use.required, use.parallel) == (True, expected)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

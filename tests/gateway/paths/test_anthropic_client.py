@@ -71,3 +71,16 @@ async def test_errors_are_typed(tmp_path: Path) -> None:
             await client.messages.create(**ASKED)
             with pytest.raises(anthropic.RateLimitError):
                 await client.messages.create(**ASKED)
+
+
+async def test_models_are_listed_as_its_types_have_them(
+    asking: anthropic.AsyncAnthropic,
+) -> None:
+    listed = [model async for model in asking.models.list()]
+    assert {model.id for model in listed} >= {"tiny", "sentences"}
+    for model in listed:
+        assert (model.type, model.display_name, model.lifecycle) == ("model", model.id, "active")
+        assert model.max_input_tokens is not None
+        assert await asking.models.retrieve(model.id) == model
+    with pytest.raises(anthropic.NotFoundError):
+        await asking.models.retrieve("nobody")

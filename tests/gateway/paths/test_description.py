@@ -13,8 +13,9 @@ import pytest
 from catenary_gateway.openai_http.calls.bodies import SamplingBody
 from catenary_gateway.openai_http.completion_request import chat_of, completion_of
 from catenary_gateway.openai_http.description.openapi import _KNOWN_FORMS
-from catenary_gateway.openai_http.description.route_table import ReadBody
-from catenary_gateway.openai_http.parameters import PARAMETERS, ParameterKind
+from catenary_gateway.openai_http.description.route_table import HttpRoute, ReadBody
+from catenary_gateway.openai_http.parameters import PARAMETERS
+from catenary_gateway.openai_http.parameters.parameter import ParameterKind
 from catenary_gateway.openai_http.paths import ROUTES
 from catenary_services.security.keys import add_key
 from generation_harness import TextStage
@@ -78,14 +79,14 @@ def test_forms_are_told_of_no_field_that_is_never_read() -> None:
     assert set(SamplingBody.__struct_fields__) <= read
 
 
-@pytest.mark.parametrize("body", [r.body for r in ROUTES if isinstance(r.body, ReadBody)])
-def test_the_table_of_parameters_has_what_is_read(body: ReadBody) -> None:
+@pytest.mark.parametrize("route", [r for r in ROUTES if isinstance(r.body, ReadBody)])
+def test_the_table_of_parameters_has_what_is_read(route: HttpRoute) -> None:
     taken = {
         each.name
         for each in PARAMETERS
-        if each.kind is ParameterKind.TAKEN and body.path in each.paths
+        if each.kind is ParameterKind.TAKEN and route.parameters in each.paths
     }
-    assert set(body.names()) <= taken
+    assert set(route.names) <= taken
 
 
 async def test_the_page_needs_no_script_and_nothing_from_elsewhere(running: TextStage) -> None:

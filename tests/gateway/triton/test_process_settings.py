@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import aiohttp
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -149,29 +148,6 @@ async def test_clients_change_them_and_are_told(client: TritonClient, sharing: S
     assert present_level() == logging.WARNING
     with pytest.raises(InferenceServerException, match="no model"):
         await client.call("get_trace_settings", "nobody")
-
-
-async def test_a_web_page_changes_nothing_without_a_key(sharing: Stage, prefix: str) -> None:
-    orders = {
-        "/v2/logging": {"log_info": False},
-        "/v2/trace/setting": {"trace_rate": "1"},
-        "/v2/repository/models/toy/load": {},
-        "/v2/repository/models/toy/unload": {},
-        f"/v2/systemsharedmemory/region/{prefix}/register": {"key": prefix, "byte_size": 1},
-        "/v2/systemsharedmemory/unregister": {},
-        "/v2/systemsharedmemory/region/x/unregister": {},
-    }
-    async with aiohttp.ClientSession(f"http://{sharing.http}") as session:
-        for path, body in orders.items():
-            headers = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
-            async with session.post(path, json=body, headers=headers) as answer:
-                assert answer.status == 403, path
-                assert "web pages" in (await answer.json())["error"]
-        assert not sharing.scheduler.presented
-        assert not sharing.scheduler.undeployed
-        headers = {"Origin": "http://mine.example", "Authorization": "Bearer anything"}
-        async with session.post("/v2/repository/models/toy/unload", headers=headers) as answer:
-            assert answer.status == 200
 
 
 async def test_a_gateway_with_tls_and_no_keys_changes_no_settings(sharing: Stage) -> None:

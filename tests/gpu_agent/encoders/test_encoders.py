@@ -175,6 +175,7 @@ def test_what_would_be_wrong_is_refused_with_a_sentence(tmp_path: Path, what: st
     assert not (tmp_path / "models" / KEY.name).exists()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_minilm_computes_the_embeddings_of_its_own_library(tmp_path: Path) -> None:
     folder = minilm_folder()
     repository = ModelRepository(tmp_path / "models")

@@ -14,7 +14,7 @@ from catenary_agent.executors.device import Device
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.hosting.measuring import measure_between_batches
 from catenary_agent.partitioning import jailed
-from catenary_agent.preparing.prepare import prepare_model
+from catenary_agent.preparing import prepare
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.errors import InvalidInput, ModelNotFound, NotSupported
 from catenary_services.models.model_repository import ModelRepository
@@ -39,8 +39,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> ModelRepository:
     made = ModelRepository(tmp_path_factory.mktemp("models"))
     demo_models.import_efficientnet_lite0(made)
     demo_models.import_efficientnet_lite0(made, TORCH, "pytorch_exported")
-    prepare_model(made, KEY)
-    prepare_model(made, TORCH, blocks=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "run_jailed", run_here)
+        prepare.prepare_model(made, KEY)
+        prepare.prepare_model(made, TORCH, blocks=5)
     return made
 
 

@@ -45,12 +45,15 @@ class Masked(torch.nn.Module):  # type: ignore[misc, name-defined]
         return torch.nn.functional.relu_(h) + first
 
 
-def test_sizes_with_names_and_bounds_stay_free_in_every_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets blocks be small, and works in this process: the jail has tests of its own."""
     monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
     for module in (jailed, prepare):
         monkeypatch.setattr(module, "run_jailed", run_here)
+
+
+def test_sizes_with_names_and_bounds_stay_free_in_every_part(tmp_path: Path) -> None:
     repository, net = repository_of(tmp_path, "pytorch_exported"), Sequences().eval()
     sizes = {
         0: torch.export.Dim("batch", min=1),
@@ -72,8 +75,7 @@ def test_sizes_with_names_and_bounds_stay_free_in_every_part(
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRepository:
-    monkeypatch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
+def repository(tmp_path: Path) -> ModelRepository:
     torch.manual_seed(0)
     made = ModelRepository(tmp_path)
     made.write_manifest(ModelManifest(KEY, "pytorch_exported", "model.pt2", 10**9, 8, True))

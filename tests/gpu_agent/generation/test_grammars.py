@@ -142,6 +142,16 @@ async def test_a_grammar_that_cannot_be_kept_to_fails_its_own_session(rings, gra
     await rings.all_free()
 
 
+async def test_parameters_that_exclude_each_other_are_the_fault_of_the_caller(rings):
+    await hosts(rings, RINGS[3])
+    caller = await rings.caller()
+    others = [40, 41, 42]  # none of the letters that the grammar begins with
+    await caller.open(1, asked(RINGS[3], allowed_token_ids=others))
+    failed = await rings.nodes["a-2"].told.wait_for("session_failed")
+    assert failed[0].failure.reason == "INVALID_INPUT"
+    assert failed[0].failure.message.startswith("allowed_token_ids: leaves no token")
+
+
 async def test_many_large_grammars_begin_in_one_step(rings, alone):
     await hosts(rings, RINGS[3])
     caller = await rings.caller()

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from catenary_agent.preparing import cutting
-from catenary_agent.preparing.prepare import prepare_model
+from catenary_agent.preparing import cutting, prepare
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import ModelManifest
 from catenary_services.models.model_repository import ModelRepository
+from small_models.jail_here import run_here
 
 ONNX, TORCH = ModelKey("small-onnx", "1"), ModelKey("small-torch", "1")
 CHANNELS, SIZE, LAYERS = 24, 16, 4
@@ -71,13 +71,12 @@ def write_torch(repository: ModelRepository) -> None:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> ModelRepository:
     """Holds both models, three blocks each."""
     made = ModelRepository(tmp_path_factory.mktemp("models"))
-    smallest, cutting.SMALLEST_BLOCK_NS = cutting.SMALLEST_BLOCK_NS, 1.0
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutting, "SMALLEST_BLOCK_NS", 1.0)
+        patch.setattr(prepare, "run_jailed", run_here)
         for key, write in ((ONNX, write_onnx), (TORCH, write_torch)):
             write(made)
-            prepare_model(made, key, blocks=3)
-    finally:
-        cutting.SMALLEST_BLOCK_NS = smallest
+            prepare.prepare_model(made, key, blocks=3)
     return made
 
 

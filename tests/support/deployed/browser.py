@@ -1,7 +1,7 @@
 """A real Chromium for tests of the dashboard.
 
 The tool that drives it (Playwright) and axe, which knows what accessible pages are, come from
-`.venv-tools` (requirements/load-tools.txt); the browser itself is the system's. Tests skip with a
+`.venv-tools` (requirements/test-tools.txt); the browser itself is the system's. Tests skip with a
 reason where either is missing.
 """
 

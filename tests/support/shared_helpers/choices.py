@@ -32,7 +32,7 @@ async def scored_choices(http: str, prompt: str, **facts: Any) -> list[ScoredCho
     said = [{"role": "user", "content": prompt}]
     known = {"logprobs": True, "top_logprobs": 3, "temperature": 0.8, "stream": True}
     async with openai.AsyncOpenAI(
-        base_url=f"http://{http}/v1", api_key="any", max_retries=0, timeout=180
+        base_url=f"{http}/v1", api_key="any", max_retries=0, timeout=180
     ) as client:
         async for chunk in await client.chat.completions.create(messages=said, **(known | facts)):
             for each in chunk.choices:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -24,6 +25,21 @@ SIZE = 8
 MOST = 16
 SENTENCES, SHORTENED, JUDGE, CLASSES = "sentences", "shortened", "judge", "classes"
 """Encoders: of embeddings, of embeddings that may be cut, of one class, of three."""
+
+_CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+_SHORTEST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/completions": {"model": "tiny", "prompt": "hi"},
+    "/v1/responses": {"model": "tiny", "input": "hi"},
+    "/v1/messages": {**_CHAT, "max_tokens": 9},
+    "/v1/messages/count_tokens": _CHAT,
+    "/v1/embeddings": {"model": "sentences", "input": "the cat"},
+    "/v1/score": {"model": "judge", "text_1": "the cat", "text_2": "a dog"},
+    "/v1/rerank": {"model": "judge", "query": "the cat", "documents": ["a dog"]},
+    "/tokenize": {"model": "tiny", "prompt": "hi"},
+    "/detokenize": {"model": "tiny", "tokens": [5]},
+}
+_SAME = {"/score": "/v1/score", "/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
 
 
 def word_tokenizer() -> Tokenizer:
@@ -134,3 +150,8 @@ async def all_paths_stage(tmp_path: Path, **settings: object) -> AsyncIterator[T
     async with started as stage:
         stage.agent.script = answering
         yield stage
+
+
+def shortest_body(path: str) -> dict[str, Any]:
+    """A body that a path of these models takes, without what may be left out; {} if it reads none."""
+    return _SHORTEST.get(_SAME.get(path, path), {})

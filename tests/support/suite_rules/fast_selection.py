@@ -20,6 +20,7 @@ SLOW_FOLDERS = (
     "compose",
     "deploy",
     "docs",
+    "ecosystem",
     "gateway/constrained",
     "gpu_agent/decoders",
     "gpu_agent/encoders",

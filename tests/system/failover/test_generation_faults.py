@@ -14,8 +14,10 @@ import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
+import openai
 import psutil
 import pytest
 
@@ -157,7 +159,8 @@ async def test_choices_with_log_probabilities_survive_a_killed_agent(
     prompts, facts = PROMPTS[:5], {"model": MODEL, "n": 4, "seed": 11, "max_tokens": TOKENS}
     expected = await all_scored(cluster.http, prompts, **facts)
     choices = [choice for chat in expected for choice in chat]
-    assert len({choice.text for choice in choices}) == len(choices) == 20
+    assert len(choices) == 20
+    assert all(len({choice.text for choice in chat}) > 1 for chat in expected), "one and the same"
     assert all(len(choice.logprobs) >= len(choice.tokens) > 0 for choice in choices)
     took = max(c.moments[-1] for c in choices) - min(c.moments[0] for c in choices)
     for victim in ("agent-1", "agent-4"):
@@ -169,6 +172,53 @@ async def test_choices_with_log_probabilities_survive_a_killed_agent(
         await settled(cluster)
     with capsys.disabled():
         print(f"\nchoices: {len(choices)} of 4 each, {took:.1f} s undisturbed", end="")
+
+
+async def test_forced_calls_survive_a_killed_agent(cluster: RunningCluster) -> None:
+    """Five chats that must call a tool, streamed; an agent of either chain is killed."""
+    expected = await forced_calls(cluster.http)
+    assert len(set(expected)) == len(expected)
+    assert all(name == "invite" and len(arguments) > TOKENS for name, arguments in expected)
+    for victim in ("agent-1", "agent-4"):
+        began_s = time.monotonic()
+        running = asyncio.create_task(forced_calls(cluster.http))
+        await asyncio.sleep(1.0)
+        assert not running.done()
+        await asyncio.to_thread(kill, cluster, victim)
+        assert await running == expected, time.monotonic() - began_s
+        await settled(cluster)
+
+
+async def forced_calls(http: str) -> list[tuple[str, str]]:
+    """Returns the names and arguments of the calls in the answers to five chats."""
+    people = {"type": "array", "items": _PERSON, "minItems": TOKENS}
+    parameters = {"type": "object", "properties": {"people": people}, "required": ["people"]}
+    facts: dict[str, Any] = {
+        "tools": [{"type": "function", "function": {"name": "invite", "parameters": parameters}}],
+        "tool_choice": "required",
+        "temperature": 0.8,
+        "seed": 5,
+        "max_tokens": TOKENS,
+    }
+
+    async def call(client: openai.AsyncOpenAI, prompt: str) -> tuple[str, str]:
+        name = arguments = ""
+        async for chunk in await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": prompt}],
+            stream=True,
+            **facts,
+        ):
+            for piece in chunk.choices[0].delta.tool_calls or []:
+                assert piece.function is not None
+                name += piece.function.name or ""
+                arguments += piece.function.arguments or ""
+        return name, arguments
+
+    async with openai.AsyncOpenAI(
+        base_url=f"{http}/v1", api_key="any", max_retries=0, timeout=180
+    ) as client:
+        return list(await asyncio.gather(*(call(client, each) for each in PROMPTS[:5])))
 
 
 async def all_answers(stub: generation_pb2_grpc.GenerationStub) -> list[Answer]:
@@ -223,7 +273,8 @@ def nothing_was_lost(answers: list[Answer], undisturbed: list[Answer]) -> None:
     assert [each.tokens for each in answers] == [each.tokens for each in undisturbed]
     assert {each.finish_reason for each in answers} == {"length"}
     assert {each.completion_tokens for each in answers} == {TOKENS}
-    assert all(each.text.startswith('[{"name"') for each in answers[1::2]), answers[1].text
+    constrained = ["".join(each.text.split()) for each in answers[1::2]]
+    assert all(each.startswith('[{"name":') for each in constrained), constrained[0]
 
 
 async def half_of(running: list[asyncio.Task[Answer]], undisturbed: list[Answer]) -> None:

@@ -56,7 +56,7 @@ async def test_a_ring_scores_prompts_and_answers_as_transformers_does(
     with running_cluster(
         tmp_path,
         models=(MODEL,),
-        placement=ring_placement(30, agents=2, sessions=8),
+        placement={"models": [ring_placement(30, agents=2, sessions=8)]},
         config={"agent": {"threads": 1, "decoder": decoder}},
         agents=2,
     ) as cluster:
@@ -70,7 +70,7 @@ async def test_a_ring_scores_prompts_and_answers_as_transformers_does(
             ]
             results = await asyncio.gather(*calls)
         async with openai.AsyncOpenAI(
-            base_url=f"http://{cluster.http}/v1", api_key="any", timeout=180
+            base_url=f"{cluster.http}/v1", api_key="any", timeout=180
         ) as http:
             answer = await http.completions.create(
                 model=MODEL, prompt=TEXTS, n=2, seed=3, logprobs=TOP, echo=True, **facts

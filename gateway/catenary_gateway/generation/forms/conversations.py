@@ -25,11 +25,6 @@ For each function call, return a JSON object with function name and arguments, e
 {example}"""
 
 
-def has_calls(messages: Iterable[Message]) -> bool:
-    """True if a conversation has calls, or results of calls."""
-    return any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
-
-
 def with_own_ids(messages: Iterable[Message], form: ToolForm) -> list[Message]:
     """Returns a conversation whose calls have ids that the model's template takes."""
     renamed: list[Message] = []

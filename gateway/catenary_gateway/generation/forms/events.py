@@ -59,7 +59,7 @@ AnswerEvent = ContentPiece | ReasoningPiece | CallStart | ArgumentsPiece | CallC
 
 
 class AnswerParser(Protocol):
-    """Reader of one answer."""
+    """Reader of one answer's text, which it turns into events piece by piece."""
 
     def push(self, text: str) -> Sequence[AnswerEvent]:
         """Returns what has become certain with the next piece of the answer."""

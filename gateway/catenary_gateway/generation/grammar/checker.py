@@ -114,7 +114,7 @@ class GrammarChecker:
         return found.translated or grammar
 
     async def close(self) -> None:
-        """Ends the process."""
+        """Ends the process that tries grammars out, if there is one."""
         process, self._process = self._process, None
         self._sent.clear()
         if process is None:

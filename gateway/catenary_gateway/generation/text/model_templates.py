@@ -12,7 +12,6 @@ from catenary_gateway.generation.forms.calls.hermes import HermesForm
 from catenary_gateway.generation.forms.calls.tool_form import ToolForm
 from catenary_gateway.generation.forms.conversations import (
     Message,
-    has_calls,
     with_own_ids,
     written_out,
 )
@@ -64,7 +63,7 @@ class ModelTemplates:
         """
         documents: Sequence[Mapping[str, object]] = ()
         template = self.tools
-        if not tools and not has_calls(messages):
+        if not tools and not _has_calls(messages):
             template = self.chat
         elif not self.tools.shows_tools:
             messages = written_out(messages, tools, form or HermesForm())
@@ -112,6 +111,11 @@ def _sources_in(files: VerifiedReading, config: Mapping[str, Any]) -> dict[str, 
     if not all(isinstance(each, str) for each in sources.values()):
         raise ValueError("tokenizer_config.json: chat_template is not a text")
     return {name: sources[name] for name in ("default", "tool_use") if name in sources}
+
+
+def _has_calls(messages: Sequence[Message]) -> bool:
+    """Returns True if a conversation has calls, or results of calls."""
+    return any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -26,23 +26,21 @@ _OWN_ID = "request-id"
 
 async def answer_message(request: web.Request) -> web.StreamResponse:
     """Answers a conversation in Anthropic's form."""
-    with fields_called(name_of_field):
-        async with (
-            read_call(request, message_of) as (call, wanted),
-            call.answer(wanted) as stream,
-        ):
-            writer, headers = MessageWriter(wanted.model), _headers(call)
-            if wanted.stream:
-                return await stream_items(request, headers, stream, writer)
-            await write_items(stream, writer)
-            headers |= prediction_headers(stream)
+    async with read_call(request, message_of) as (call, wanted):
+        writer, headers = MessageWriter(wanted.model), _headers(call)
+        with fields_called(name_of_field):
+            async with call.answer(wanted) as stream:
+                if wanted.stream:
+                    return await stream_items(request, headers, stream, writer)
+                await write_items(stream, writer)
+                headers |= prediction_headers(stream)
     return json_response(writer.document, headers=headers)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
     """Counts the tokens of a conversation, as the model would be given it."""
-    with fields_called(name_of_field):
-        async with read_call(request, conversation_of) as (call, wanted):
+    async with read_call(request, conversation_of) as (call, wanted):
+        with fields_called(name_of_field):
             model, codec = await call.pipeline.codec(call.principal, wanted.model)
             if not model.generates:
                 raise InvalidInput("model", f"{model.key.name!r} does not generate text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -14,22 +14,18 @@ from catenary_gateway.openai_http.anthropic.message_input import (
     chat_tool_choice,
     chat_tools,
 )
-from catenary_gateway.openai_http.calls.bodies import ModelName, RefusedFields, refuse, typed
+from catenary_gateway.openai_http.calls.bodies import ModelName, typed
 from catenary_gateway.openai_http.calls.prompt_calls import fields_called
 from catenary_gateway.openai_http.completion_request import CompletionRequest, chat_of
 from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.parameters import refuse
 
-_NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
-_FUNCTION = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
-_REFUSED: RefusedFields = {
-    "container": ((), "is not offered"),
-    "context_management": (({},), "is not offered: nothing of a conversation is left out"),
-    "mcp_servers": (([],), "is not offered: tools are the client's"),
-    "output_config": (({},), "is not offered"),
-    "output_format": ((), "is not offered beyond plain text"),
-    "thinking": (({"type": "disabled"},), "is not offered"),
+_NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
 }
-"""Fields that would change the answer and are not offered, with the values that change nothing."""
+_FUNCTION = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
 
 
 def name_of_field(name: str) -> str:
@@ -58,6 +54,20 @@ class ConversationBody(msgspec.Struct, kw_only=True):
     ] = msgspec.field(default_factory=lambda: {"type": "auto"})
 
 
+class OutputFormat(msgspec.Struct):
+    """The form that an answer must have."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """The fields of a message that hold for the whole answer."""
+
+    format: OutputFormat | None = None
+    effort: Annotated[str | None, msgspec.Meta(description="Ignored.")] = None
+
+
 class MessageBody(ConversationBody, kw_only=True):
     """The body of a request for a message."""
 
@@ -67,6 +77,7 @@ class MessageBody(ConversationBody, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(description="0 is greedy.")] = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    output_config: OutputConfig = msgspec.field(default_factory=OutputConfig)
     metadata: Annotated[dict[str, Any], msgspec.Meta(description="Ignored.")] = msgspec.field(
         default_factory=dict
     )
@@ -76,10 +87,9 @@ def message_of(fields: Fields) -> CompletionRequest:
     """Returns the request in the fields of a body.
 
     Raises:
-        InvalidInput: A field is missing, wrong, or asks for what is not offered; one that chats
-            have has its name there (`name_of_field`).
+        InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
-    refuse(fields, _REFUSED)
+    refuse(fields, "messages")
     body = typed(fields, MessageBody)
     chat = _conversation(body) | {
         "max_completion_tokens": body.max_tokens,
@@ -89,6 +99,10 @@ def message_of(fields: Fields) -> CompletionRequest:
         "top_p": body.top_p,
         "top_k": body.top_k,
     }
+    form = body.output_config.format
+    if form is not None:
+        described = {"name": "answer", "schema": form.schema}
+        chat["response_format"] = {"type": form.type, "json_schema": described}
     return _checked(chat)
 
 
@@ -98,13 +112,13 @@ def conversation_of(fields: Fields) -> CompletionRequest:
     Raises:
         InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
-    refuse(fields, _REFUSED)
+    refuse(fields, "messages")
     return _checked(_conversation(typed(fields, ConversationBody)))
 
 
 def _checked(chat: Fields) -> CompletionRequest:
     # Messages of a chat are not one for one those of the body, so the error cannot say which it is.
-    with fields_called(lambda name: "messages" if name.startswith("messages[") else name):
+    with fields_called(lambda n: "messages" if n.startswith("messages[") else name_of_field(n)):
         return chat_of(chat)
 
 

@@ -18,8 +18,6 @@ _LONGEST = 200
 ModelName = Annotated[
     str, msgspec.Meta(min_length=1, description="A model, as `name` or `name:version`.")
 ]
-RefusedFields = Mapping[str, tuple[tuple[Any, ...], str]]
-"""The values of each field that change nothing, and why others are refused."""
 UserName = Annotated[str | None, msgspec.Meta(description="Whom the request is for; ignored.")]
 
 
@@ -68,16 +66,6 @@ def typed(fields: Mapping[str, Any], kind: type[T]) -> T:
         raise _named(str(error)) from None
     except (ValueError, OverflowError, RecursionError):
         raise InvalidInput("body", "has a number or a nesting beyond all bounds") from None
-
-
-def refuse(fields: Mapping[str, Any], refused: RefusedFields) -> None:
-    """Raises InvalidInput for fields that would change the answer and are not offered."""
-    for name in fields.keys() & refused.keys():
-        harmless, why = refused[name]
-        value = fields[name]
-        # False is equal to 0 in Python, but not to a client.
-        if value is not None and not any(type(value) is type(h) and value == h for h in harmless):
-            raise InvalidInput(name, why)
 
 
 def _named(said: str) -> InvalidInput:

@@ -19,6 +19,7 @@ from catenary_services.grpc.error_tables import error_of_exception
 READ_GRACE_S = 30.0
 """Seconds without any reading after which a client is given up, because what it has not read takes
 memory."""
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _HEADERS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
@@ -29,7 +30,7 @@ _HEADERS = {
 def event_of(document: Mapping[str, Any], name: str = "") -> bytes:
     """Returns a JSON object encoded as a server-sent event, with its name if it has one."""
     head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+    return head + b"data: " + _encode(document).encode() + b"\n\n"
 
 
 def prediction_headers(generation: GenerationStream) -> dict[str, str]:

@@ -45,8 +45,9 @@ def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
     body = operation.get("requestBody")
     if body is None:
         return ""
-    reference = body["content"]["application/json"]["schema"]["$ref"]
-    schema = schemas[reference.rpartition("/")[2]]
+    schema = body["content"]["application/json"]["schema"]
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rpartition("/")[2]]
     required = schema.get("required", ())
     rows = [
         f"<tr><td><code>{escape(name)}</code><td>{escape(_form(facts))}"
@@ -60,7 +61,8 @@ def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> str:
 def _form(facts: dict[str, Any]) -> str:
     """Returns the form of a field in a few words."""
     if "anyOf" in facts:
-        return " or ".join(_form(each) for each in facts["anyOf"])[:_SHOWN]
+        # Nearly all may be null, which is as good as absent.
+        return " or ".join(_form(e) for e in facts["anyOf"] if e != {"type": "null"})[:_SHOWN]
     if "enum" in facts:
         return " or ".join(map(str, facts["enum"]))[:_SHOWN]
     if "$ref" in facts:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from catenary_gateway.endpoints.route_descriptions import summary_of
 from catenary_gateway.openai_http.completion_request import CompletionRequest
 from catenary_gateway.openai_http.fields import Fields
 
@@ -25,13 +26,11 @@ class ReadBody:
     """A body that a function reads field by field: what it looks at are its fields."""
 
     read: Callable[[Fields], CompletionRequest]
-    path: str
-    """The path in the table of parameters, which says what they are: "chat" or "completions"."""
     sample: Mapping[str, Any]
     """The shortest body that it takes."""
 
     def names(self) -> list[str]:
-        """Returns the names of all fields that are read of a body, in the order of reading."""
+        """Returns the names of all fields that a body may have, in the order of reading."""
         noted = _NotedFields(self.sample)
         self.read(noted)
         return list(noted.names)
@@ -63,8 +62,17 @@ class HttpRoute:
     path: str
     handler: Handler
     body: type[msgspec.Struct] | ReadBody | None = None
+    parameters: str = ""
+    """The name of the path in the table of parameters; "" if it refuses and ignores none there."""
     streams: bool = False
     """True if an answer may be a stream of events."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all fields that are taken of a body."""
+        if isinstance(self.body, ReadBody):
+            return self.body.names()
+        return [] if self.body is None else list(self.body.__struct_fields__)
 
     @property
     def definition(self) -> web.RouteDef:
@@ -75,12 +83,3 @@ class HttpRoute:
     def summary(self) -> str:
         """A sentence on what the route does: the first one of its handler's documentation."""
         return summary_of(self.handler)
-
-
-def summary_of(handler: object) -> str:
-    """Returns the first sentence of a handler's documentation, else the words of its name."""
-    said = (getattr(handler, "__doc__", None) or "").strip()
-    if said:
-        return " ".join(said.partition("\n\n")[0].split())
-    name = str(getattr(handler, "__name__", "")).strip("_").replace("_", " ")
-    return f"{name.capitalize()}."

@@ -13,9 +13,8 @@ from aiohttp import web
 from catenary_gateway.catalog import EMBEDDING, Model
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP
 from catenary_gateway.generation.text.encoder_config import EncoderConfig
-from catenary_gateway.openai_http.calls.bodies import refuse, typed
+from catenary_gateway.openai_http.calls.bodies import typed
 from catenary_gateway.openai_http.encoders.encoder_calls import (
-    CUT,
     EncoderAnswer,
     EncoderBody,
     EncoderRows,
@@ -25,6 +24,7 @@ from catenary_gateway.openai_http.encoders.encoder_calls import (
     usage_of,
 )
 from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.parameters import refuse
 from catenary_services.errors import InvalidInput
 
 _BASE64 = "base64"
@@ -68,7 +68,7 @@ async def answer_embeddings(request: web.Request) -> web.Response:
 
 
 def _wanted(fields: Fields) -> EmbeddingRequest:
-    refuse(fields, CUT)
+    refuse(fields, "embeddings")
     body = typed(fields, EmbeddingBody)
     return EmbeddingRequest(
         body.model,

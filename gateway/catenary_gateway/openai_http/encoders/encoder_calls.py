@@ -17,7 +17,7 @@ from catenary_gateway.catalog import Model
 from catenary_gateway.data_plane import DEFAULT_SLO_NS
 from catenary_gateway.generation.intake import TOO_LONG, is_unicode
 from catenary_gateway.inference import LONGEST_BUDGET_NS, InferenceOptions, InferenceRequest
-from catenary_gateway.openai_http.calls.bodies import ModelName, RefusedFields, UserName
+from catenary_gateway.openai_http.calls.bodies import ModelName, UserName
 from catenary_gateway.openai_http.calls.prompt_calls import (
     PromptCall,
     duration_ns,
@@ -56,10 +56,6 @@ class EncoderRequest(Protocol):
 
 
 T = TypeVar("T", bound=EncoderRequest)
-CUT: RefusedFields = {
-    "truncate_prompt_tokens": ((-1,), "is not offered: texts are cut at what the model takes"),
-}
-"""The field by which vLLM cuts texts, with the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

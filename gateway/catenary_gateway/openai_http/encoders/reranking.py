@@ -9,9 +9,8 @@ import msgspec
 from aiohttp import web
 
 from catenary_gateway.endpoints.http_calls import json_response
-from catenary_gateway.openai_http.calls.bodies import refuse, typed
+from catenary_gateway.openai_http.calls.bodies import typed
 from catenary_gateway.openai_http.encoders.encoder_calls import (
-    CUT,
     EncoderBody,
     encoder_call,
     require_some,
@@ -19,6 +18,7 @@ from catenary_gateway.openai_http.encoders.encoder_calls import (
 )
 from catenary_gateway.openai_http.encoders.scores import Activation, score
 from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.parameters import refuse
 
 
 class DocumentText(msgspec.Struct):
@@ -71,7 +71,7 @@ async def answer_rerank(request: web.Request) -> web.Response:
 
 
 def _wanted(fields: Fields) -> RerankRequest:
-    refuse(fields, CUT)
+    refuse(fields, "reranking")
     body = typed(fields, RerankBody)
     require_some("documents", body.documents)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]

@@ -18,9 +18,8 @@ from aiohttp import web
 from catenary_gateway.catalog import EMBEDDING, LOGITS
 from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.generation.text.encoder_config import IDENTITY, SIGMOID
-from catenary_gateway.openai_http.calls.bodies import refuse, typed
+from catenary_gateway.openai_http.calls.bodies import typed
 from catenary_gateway.openai_http.encoders.encoder_calls import (
-    CUT,
     EncoderBody,
     EncoderCall,
     EncoderRows,
@@ -30,6 +29,7 @@ from catenary_gateway.openai_http.encoders.encoder_calls import (
     usage_of,
 )
 from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.parameters import refuse
 from catenary_services.errors import InvalidInput
 
 _LEAST = 1e-8
@@ -76,7 +76,7 @@ async def answer_scores(request: web.Request) -> web.Response:
 
 
 def _wanted(fields: Fields) -> ScoreRequest:
-    refuse(fields, CUT)
+    refuse(fields, "scores")
     body = typed(fields, ScoreBody)
     first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     second = [body.text_2] if isinstance(body.text_2, str) else body.text_2

@@ -12,21 +12,16 @@ from catenary_gateway.endpoints.http_calls import json_response
 from catenary_gateway.generation.intake import is_unicode
 from catenary_gateway.generation.request import ChatPrompt
 from catenary_gateway.generation.text.text_codec import TextCodec
-from catenary_gateway.openai_http.calls.bodies import ModelName, RefusedFields, refuse, typed
+from catenary_gateway.openai_http.calls.bodies import ModelName, typed
 from catenary_gateway.openai_http.calls.prompt_calls import read_call
 from catenary_gateway.openai_http.completion_request import chat_of
 from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.parameters import refuse
 from catenary_services.errors import InvalidInput
 
 MOST_CHARACTERS = 1 << 20
 """Most characters of a text; the answer is several times as long."""
 MOST_TOKENS = 1 << 18
-_REFUSED: RefusedFields = {
-    "chat_template": ((), "is not offered: the model's own template is used"),
-    "continue_final_message": ((False,), "is not offered"),
-    "mm_processor_kwargs": (({},), "is not offered: only text is read"),
-    "tools": (([],), "is not offered: /v1/messages/count_tokens counts tokens of tools"),
-}
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
@@ -88,7 +83,7 @@ async def answer_text(request: web.Request) -> web.Response:
 
 
 def _tokenize_body(fields: Fields) -> TokenizeBody:
-    refuse(fields, _REFUSED)
+    refuse(fields, "tokens")
     body = typed(fields, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidInput("prompt", "and messages: one of them must be given")

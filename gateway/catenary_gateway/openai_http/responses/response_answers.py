@@ -164,7 +164,7 @@ class ResponseWriter:
             "tool_choice": body.tool_choice,
             "tools": body.tools,
             "top_p": body.top_p,
-            "truncation": body.truncation,
+            "truncation": "disabled",
             "usage": None,
             "user": body.user,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,15 +13,14 @@ from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.intake import MOST_MESSAGES
 from catenary_gateway.openai_http.calls.bodies import (
     ModelName,
-    RefusedFields,
     SamplingBody,
     UserName,
-    refuse,
     sampling_of,
     typed,
 )
 from catenary_gateway.openai_http.completion_request import CompletionRequest, chat_of
 from catenary_gateway.openai_http.fields import Fields
+from catenary_gateway.openai_http.parameters import refuse
 from catenary_gateway.openai_http.responses.response_input import (
     Item,
     chat_format,
@@ -38,19 +37,6 @@ _NAMES = {
 }
 _PARTS = re.compile(r"(tools\[\d+\]|tool_choice)\.function")
 _MOST_METADATA = 16
-_REFUSED: RefusedFields = {
-    "background": ((False,), "is not offered: a response is made while its client waits"),
-    "conversation": ((), "is not offered: continue by previous_response_id"),
-    "context_management": (([], {}), "is not offered"),
-    "include": (([],), "is not offered: a response has nothing more to include"),
-    "max_tool_calls": ((), "is not offered: calls of tools are the client's"),
-    "moderation": (({},), "is not offered"),
-    "prompt": ((), "is not offered: templates of prompts are not kept here"),
-    "reasoning": (({},), "is not offered: say it in chat_template_kwargs"),
-    "top_logprobs": ((0,), "is not offered"),
-    "truncation": (("disabled",), "is not offered: nothing of a conversation is left out"),
-}
-"""Fields that would change the answer and are not offered, with the values that change nothing."""
 
 
 def name_of_field(name: str) -> str:
@@ -94,7 +80,6 @@ class ResponseBody(SamplingBody, kw_only=True):
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=_MOST_METADATA)] = msgspec.field(
         default_factory=dict
     )
-    truncation: Literal["disabled"] = "disabled"
     user: UserName = None
 
 
@@ -146,7 +131,7 @@ def response_of(fields: Fields) -> ResponseRequest:
     Raises:
         InvalidInput: A field is missing, wrong, or asks for what is not offered.
     """
-    refuse(fields, _REFUSED)
+    refuse(fields, "responses")
     body = typed(fields, ResponseBody)
     if not body.input:
         raise InvalidInput("input", "must not be empty")

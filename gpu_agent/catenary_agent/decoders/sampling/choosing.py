@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from catenary_agent.decoders.sampling.array_backend import (
+    ArrayBackend,
+    Asked,
+)
 from catenary_agent.decoders.sampling.gumbel import (
     counters,
     exact_noise,
@@ -31,87 +35,12 @@ from catenary_agent.decoders.sampling.scoring import logprobs_of
 from catenary_services.domain.logprobs import TokenLogprobs
 from catenary_services.domain.sampler_sizes import rows_at_a_time
 
-Asked = tuple[int, SessionSampler]
-"""A session's number and its sampler."""
-
 _UNDECIDED = -9
 """A placeholder for a token: the few likeliest tokens were too few to decide."""
 _SPARE = 64
 """Number of candidates beyond top-k, since others may be as likely as the last one."""
 _UNIT = 2.0**40
 """The weight of the likeliest token; the sum of 2^22 such weights fits into 63 bits."""
-
-
-class SelectedColumns(NamedTuple):
-    """Some columns of each row; every array is [rows, n]."""
-
-    ids: Any
-    """The column numbers."""
-    values: Any
-    """The values in these columns; negative infinity in columns that only pad a row."""
-    ordered: Any
-    """The same values in descending order."""
-    floor: Any
-    """Values above it are all included, [rows, 1]. With infinity the selection decides nothing."""
-
-
-def most_few(vocabulary: int) -> int:
-    """Returns the most tokens of a vocabulary that are processed apart from the rest.
-
-    It is an eighth, since each of them takes six times the memory of a logit.
-    """
-    return max(64, vocabulary // 8)
-
-
-class ArrayBackend(Protocol):
-    """Operations that NumPy and PyTorch spell differently."""
-
-    xp: Any
-    """The module: `numpy` or `torch`."""
-    block_numbers: int
-    """Number of logits processed at a time, so that they fit into a cache or into spare memory. The
-    memory this takes is in `catenary_services.domain.sampler_sizes`."""
-    sorted_numbers: int
-    """Number of logits processed at a time where whole vocabularies are sorted."""
-
-    def put(self, array: NDArray[Any]) -> Any:
-        """Returns a copy of an array on the device of the logits; without a copy if it is there."""
-        ...
-
-    def take(self, table: Any, columns: Any) -> Any:
-        """Returns `table[i, columns[i, j]]`, [rows, columns]."""
-        ...
-
-    def likeliest(self, values: Any, count: int) -> SelectedColumns:
-        """Returns at least `count` of the largest values of each row, among them the 0."""
-        ...
-
-    def descending(self, values: Any) -> Any:
-        """Returns the values of each row in descending order."""
-        ...
-
-    def best_two(self, keys: Any) -> Any:
-        """Returns the columns of the largest and second largest value of each row, [rows, 2].
-
-        It may change `keys`.
-        """
-        ...
-
-    def penalise(self, values: Any, rows: NDArray[np.int64], asked: Sequence[Asked]) -> None:
-        """Applies repetition, frequency and presence penalties to the logits of these rows."""
-        ...
-
-    def forget(self, session: int) -> None:
-        """Frees what is kept of a session."""
-        ...
-
-    def likeliest_columns(self, values: Any, count: int) -> Any:
-        """Returns the columns of the `count` largest values of each row, in any order."""
-        ...
-
-    def host(self, array: Any) -> NDArray[Any]:
-        """Returns an array on the host."""
-        ...
 
 
 class _Finalists(NamedTuple):

@@ -1,4 +1,4 @@
-"""The array operations of sampling in NumPy; see `choosing.ArrayBackend`."""
+"""The array operations of sampling in NumPy; see `array_backend`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.sampling.choosing import Asked, SelectedColumns, TokenSampler, most_few
+from catenary_agent.decoders.sampling.array_backend import Asked, SelectedColumns, most_few
+from catenary_agent.decoders.sampling.choosing import TokenSampler
 from catenary_services.domain.sampler_sizes import CPU_BLOCK_NUMBERS
 
 _NEAR = np.float32(10)

@@ -38,7 +38,7 @@ NO_MASK = -4
 """A placeholder for a token: it is not known which tokens match the grammar."""
 NO_TOKEN = {
     NOT_FINITE: "the model's output is not finite",
-    NOTHING_ALLOWED: "no token is allowed here",
+    NOTHING_ALLOWED: "leaves no token that the answer could go on with",
     NOT_CHOSEN: "no token could be chosen",
     NO_MASK: "it is not known which tokens match the grammar",
 }
@@ -105,6 +105,13 @@ class SessionSampler:
         if self._bad_words is None:
             return ends
         return np.concatenate((ends, self._bad_words.banned))
+
+    @property
+    def narrowest(self) -> str:
+        """The name of the parameter that leaves the fewest tokens, for an error if none is left."""
+        if self.parameters.allowed_token_ids:
+            return "allowed_token_ids"
+        return "grammar" if self._bad_words is None else "bad_words"
 
     @property
     def takes_best(self) -> bool:

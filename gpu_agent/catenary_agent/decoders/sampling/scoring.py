@@ -7,15 +7,13 @@ float64, as the values are compared with those of other programs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from catenary_agent.decoders.sampling.array_backend import ArrayBackend
 from catenary_services.domain.logprobs import LOWEST_LOGPROB, TokenLogprobs
-
-if TYPE_CHECKING:
-    from catenary_agent.decoders.sampling.choosing import ArrayBackend
 
 
 def logprobs_of(
@@ -30,10 +28,12 @@ def logprobs_of(
         top: How many of the likeliest tokens to name with each.
     """
     xp = arrays.xp
+    columns = arrays.put(np.array(tokens, np.int64)[:, None])
+    # Before the subtraction, in which small differences are lost.
+    ranks = arrays.host(xp.count_nonzero(values > arrays.take(values, columns), 1)) + 1
     values -= xp.amax(values, 1)[:, None]
     whole = xp.log(xp.sum(xp.exp(values), 1, dtype=xp.float64))[:, None]
-    own = arrays.take(values, arrays.put(np.array(tokens, np.int64)[:, None]))
-    ranks = arrays.host(xp.count_nonzero(values > own, 1)) + 1
+    own = arrays.take(values, columns)
     columns = arrays.likeliest_columns(values, min(top, values.shape[1]))
     best = arrays.host(xp.asarray(arrays.take(values, columns), dtype=xp.float64) - whole)
     ids = arrays.host(columns)

@@ -1,4 +1,4 @@
-"""The array operations of sampling in PyTorch; see `choosing.ArrayBackend`."""
+"""The array operations of sampling in PyTorch; see `array_backend`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.sampling.choosing import Asked, SelectedColumns, TokenSampler, most_few
+from catenary_agent.decoders.sampling.array_backend import Asked, SelectedColumns, most_few
+from catenary_agent.decoders.sampling.choosing import TokenSampler
 from catenary_services.domain.sampler_sizes import (
     COUNTED_SESSIONS,
     CPU_BLOCK_NUMBERS,

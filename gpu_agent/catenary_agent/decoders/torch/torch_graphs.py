@@ -22,7 +22,7 @@ from catenary_agent.decoders.torch.torch_cache import SlotPool
 from catenary_agent.decoders.torch.torch_model import BlockModel
 from catenary_services.log import get_logger
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 _log = get_logger("catenary_agent.decoders")
 _WARM_RUNS = 2

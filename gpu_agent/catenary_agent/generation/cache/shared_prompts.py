@@ -43,14 +43,12 @@ class SharedPrompts:
         """The sessions that wait for the prompt of each session."""
 
     def source_of(self, spec: SessionSpec) -> Session | None:
-        """Returns the session whose prompt a new one shares; None if it reads its prompt itself.
+        """Returns the session whose prompt a new one shares, or None: it reads its prompt itself.
 
         Raises:
             PartitionLost: The hops before share a prompt that is not here.
         """
         opening = spec.opening
-        if not opening.shares_prompt_of:
-            return None
         source = self._sessions.get(opening.shares_prompt_of)
         if source is not None and source.batcher.executor.exports_caches and _fits(spec, source):
             return source

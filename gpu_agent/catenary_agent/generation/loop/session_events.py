@@ -45,12 +45,13 @@ class SessionEvents:
             if is_over:
                 self._sessions.out.gone.append(session_id)
             return
-        shared = self._migrations.shared
-        try:
-            source = shared.source_of(event.spec)
-        except CatenaryError as error:
-            self._sessions.fail(session_id, error)
-            return
+        shared, source = self._migrations.shared, None
+        if event.spec.opening.shares_prompt_of:
+            try:
+                source = shared.source_of(event.spec)
+            except CatenaryError as error:
+                self._sessions.fail(session_id, error)
+                return
         batchers = self._sessions.batchers
         session = admission.try_admit(event, batchers, shares=source is not None)
         if isinstance(session, CatenaryError):

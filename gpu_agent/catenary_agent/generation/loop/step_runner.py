@@ -15,7 +15,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.decoders.sampling.sampling import NO_TOKEN
+from catenary_agent.decoders.sampling.sampling import (
+    NO_TOKEN,
+    NOTHING_ALLOWED,
+    SessionSampler,
+)
 from catenary_agent.devices.device_errors import failure
 from catenary_agent.generation.loop.step_plan import StepPlan, plan_step
 from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
@@ -30,7 +34,7 @@ from catenary_agent.generation.state.states import (
     InvalidTransitionError,
 )
 from catenary_agent.supervision.steps import RunningSteps, StepKind
-from catenary_services.errors import CatenaryError, DeviceLost, InternalError
+from catenary_services.errors import CatenaryError, DeviceLost, InternalError, InvalidInput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -200,9 +204,7 @@ class StepRunner:
         session, spec, sessions = work.session, work.session.spec, self._sessions
         assert session.sampler is not None
         if token_id in NO_TOKEN:
-            mask = session.sampler.mask
-            problem = mask.problem if mask is not None else None
-            sessions.fail(spec.session_id, problem or InternalError(NO_TOKEN[token_id]))
+            sessions.fail(spec.session_id, _why_no_token(session.sampler, token_id))
             return
         position = session.cached
         reason = session.sampler.accept(token_id)
@@ -216,3 +218,14 @@ class StepRunner:
         elif spec.is_first and spec.side != "prefill":
             session.arrived = ArrivalTime(times[1])
             session.tokens.append(token_id)
+
+
+def _why_no_token(sampler: SessionSampler, placeholder: int) -> CatenaryError:
+    """Returns the error for a placeholder that stands where a token was to be chosen."""
+    if sampler.mask is not None and sampler.mask.problem is not None:
+        return sampler.mask.problem
+    why = NO_TOKEN[placeholder]
+    if placeholder == NOTHING_ALLOWED:
+        # Parameters that fit each by itself may exclude each other, which shows at some token only.
+        return InvalidInput(sampler.narrowest, why)
+    return InternalError(why)

@@ -198,7 +198,8 @@ class Migrations:
             self._sessions.fail(session.spec.session_id, error)
 
     def _closed(self, session: Session, error: CatenaryError | None, blamed: str) -> None:
-        self.shared.closed(session)
+        if self.shared.readers:
+            self.shared.closed(session)
         if session.incoming is not None:
             self._arrivals.closed(session, error, blamed)
         if self._leading.moves_of:

@@ -25,7 +25,7 @@ import torch
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.row_results import row_results
-from catenary_agent.decoders.sampling.choosing import Asked
+from catenary_agent.decoders.sampling.array_backend import Asked
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.sampling.sampling import SessionSampler
 from catenary_agent.decoders.sampling.torch_arrays import torch_chooser

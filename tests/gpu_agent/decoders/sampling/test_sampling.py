@@ -36,8 +36,10 @@ def in_torch(logits: np.ndarray, samplers: list[SessionSampler]) -> list[int]:
     from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 
     torch.set_num_threads(1)  # two on cores that others use are slower than one
-    chooser = torch_chooser(torch.device("cpu"), logits.shape[1])
-    return chooser.choose(torch.from_numpy(logits), list(enumerate(samplers)), range(len(samplers)))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chooser = torch_chooser(device, logits.shape[1])
+    rows = torch.from_numpy(logits).to(device)
+    return chooser.choose(rows, list(enumerate(samplers)), range(len(samplers)))
 
 
 @pytest.fixture(params=[in_numpy, in_torch])

@@ -154,7 +154,7 @@ def test_a_padded_static_step_computes_what_the_eager_one_does(
 
 
 def test_only_pure_decode_steps_that_enter_first_are_graphed() -> None:
-    pool = SlotPool(400, 4, 2, SHAPE)
+    pool = SlotPool(800, 4, 2, SHAPE)
 
     def plan(entries: list[int], counts: list[int]) -> AttentionMetadata:
         return AttentionMetadata([pool.open(entry) for entry in entries], counts, [1] * len(counts))
@@ -162,8 +162,8 @@ def test_only_pure_decode_steps_that_enter_first_are_graphed() -> None:
     assert graphable(plan([0, 0], [1, 1]))
     assert not graphable(plan([0, 0], [1, 2]))
     assert not graphable(plan([0, 1], [1, 1]))
-    assert not graphable(plan([0] * 65, [1] * 65))
-    assert [bucket_of(count) for count in (1, 3, 8, 33, 64, 65)] == [1, 4, 8, 64, 64, None]
+    assert not graphable(plan([0] * 257, [1] * 257))
+    assert [bucket_of(count) for count in (3, 33, 65, 256, 257)] == [4, 64, 128, 256, None]
 
 
 def test_a_cpu_has_a_reason_not_to_use_flash_attention() -> None:

@@ -1,0 +1,1 @@
+"""Fuzzing of the HTTP endpoints by schemathesis: `make fuzz`."""
