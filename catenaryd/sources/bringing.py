@@ -32,6 +32,7 @@ from catenaryd.sources.versions import PullOptions, key_of, known_offline
 _TRY_S = 1.0
 _TRY_BYTES = 8 << 20
 _TOLD_S = 0.5
+_ENGINE_FORMS = {"vllm": ModelForm.SAFETENSORS, "llama_server": ModelForm.GGUF}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def bring(
     if source.kind is SourceKind.FILE and folder.is_file():
         folder, wanted = folder.parent, folder.name
     chosen = choose(listing.files, wanted, source.text)
+    _check_form(chosen, options)
     if not listing.revision:
         listing = replace(listing, revision=revision_of(chosen.files))
     key, is_there = key_of(repository, listing, options)
@@ -82,6 +84,16 @@ def _listed(source: ModelSource, options: PullOptions) -> SourceListing:
     from catenaryd.sources.file_systems import list_file_system
 
     return list_file_system(source)
+
+
+def _check_form(chosen: ChosenFiles, options: PullOptions) -> None:
+    """Refuses what an engine does not read, before it is fetched."""
+    reads = _ENGINE_FORMS.get(options.engine)
+    if reads is not None and chosen.form is not reads:
+        text = f"{options.engine} reads {reads}, and {chosen.main} is {chosen.form}: name a file"
+        raise InvalidInput("engine", text)
+    if options.keeps_gguf and chosen.form is not ModelForm.GGUF:
+        raise InvalidInput("keep_gguf", f"{chosen.main} is no GGUF file")
 
 
 def _there(key: ModelKey, size: int, tell: Tell) -> PulledModel:
@@ -186,8 +198,6 @@ class ModelImport:
             return
         import_decoder(made, place, key, options, self._importing)
         if chosen.keeps_gguf:
-            if self.chosen.form is not ModelForm.GGUF:
-                raise InvalidInput("keep_gguf", f"{place.name} is no GGUF file")
             keep_gguf(made, key, place, copies=chosen.copies)
 
     def _importing(self, text: str) -> None:

@@ -96,6 +96,11 @@ def _check_same(repository: ModelRepository, key: ModelKey, options: PullOptions
     manifest = repository.manifest(key)
     if not manifest.generates_text:
         return
+    if options.engine and manifest.platform != options.engine:
+        text = f"{key} is there with {manifest.platform}: choose another name for {options.engine}"
+        raise InvalidInput("engine", text)
+    if not manifest.has_blocks:
+        return  # precision and target are of blocks
     wanted = PullOptions()
     for what in ("precision", "target"):
         chosen, has = getattr(options, what), getattr(manifest, what)

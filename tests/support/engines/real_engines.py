@@ -1,0 +1,86 @@
+"""SmolLM2 for the engines that `make engines` has installed, and the engines' own servers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catenary_agent.decoders.importing.engine_models import keep_gguf
+from catenary_services.domain.ids import ModelKey
+from catenary_services.models.model_repository import ModelRepository
+from catenaryd.demo.demo_language_model import weights_file
+from language_model import install
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class RealEngine:
+    """An engine that is installed, and how it serves SmolLM2."""
+
+    name: str
+    arguments: tuple[str, ...]
+    is_exact: bool
+    """Whether it has the weights of the blocks, in float32."""
+
+    @property
+    def python(self) -> Path:
+        return ROOT / ".venv-engines" / self.name / "bin" / "python"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of an agent that has it; skips the test where nobody has installed it."""
+        if not self.python.exists():
+            pytest.skip(f"needs {self.name}: make engines")
+        return {"device": "cpu", "decoder": self.name, "engine_python": str(self.python)}
+
+    def install(self, models: Path, session_tokens: int, sessions: int) -> ModelKey:
+        """Puts SmolLM2 into a repository, so that this engine serves it, and blocks as well."""
+        key, repository = install(models), ModelRepository(models)
+        manifest = replace(
+            repository.manifest(key),
+            engine_arguments=self.arguments,
+            session_tokens=session_tokens,
+            max_batch=sessions,
+        )
+        repository.write_manifest(manifest)
+        if self.name == "llama_server":
+            keep_gguf(repository, key, weights_file(), copies=False)
+        else:
+            repository.record_content(key)
+        return key
+
+
+REAL_ENGINES = {
+    "llama_server": RealEngine("llama_server", (), is_exact=False),
+    "vllm": RealEngine("vllm", ("--enforce-eager", "--dtype", "float32"), is_exact=True),
+}
+
+
+class EngineConnection(http.client.HTTPConnection):
+    """A connection to the Unix socket of an engine."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("engine", timeout=300)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
+
+
+def answer_of_the_engine(data_dir: Path, asked: dict[str, object]) -> str:
+    """Returns what an engine itself answers to a chat, by its own tokenizer and template."""
+    (path, *_) = (data_dir / "run").glob("engine-*/engine.sock")
+    connection = EngineConnection(path)
+    # The only model of either; llama-server takes any name.
+    body = json.dumps({"model": "model", **asked})
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", body, headers)
+    return str(json.loads(connection.getresponse().read())["choices"][0]["message"]["content"])
