@@ -135,7 +135,7 @@ chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MI
 fuzz: $(NATIVE) $(TOOLS) ## schemathesis against /openapi.json of a small cluster: no errors of the server (SEED=, MINUTES=10)
 	PYTHONPATH=tests/support $(BIN)/python tests/system/fuzz.py --seed $(SEED) --minutes $(or $(MINUTES),10)
 
-bench: $(NATIVE) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
+bench: $(NATIVE) $(ENGINES)/llama_server/.installed ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--out docs/benchmarks.json)
 
 # The short form leaves the documents alone: its numbers are not worth keeping.

@@ -45,6 +45,8 @@ _KEPT_LINES = 30
 _WORDS = 400
 _POLL_S = 0.1
 _END_S = 5.0
+_LONGEST_FOLDER = 107 - len("/engine-01234567/engine.sock")
+"""Bytes of a folder's path below which an address of a socket, which holds 107, has room."""
 
 
 class EngineChild:
@@ -56,10 +58,11 @@ class EngineChild:
         Args:
             python: The interpreter of the engine's virtual environment.
             command: What the engine is started with; "{socket}" in it stands for the socket's path.
-            sockets: The folder for sockets; None for that of temporary files.
+            sockets: The folder for sockets; None for that of temporary files, which also takes the
+                place of one whose path is too long.
         """
         if sockets is not None:
-            sockets.mkdir(parents=True, exist_ok=True)
+            sockets = _short(sockets.absolute())
         self._python = python
         self._command = command
         self._folder = Path(tempfile.mkdtemp(prefix="engine-", dir=sockets))
@@ -196,3 +199,11 @@ class EngineChild:
             text = f"engine_python {self._python} has no {self._command.engine} installed"
             return NotSupported(text)
         return InternalError(f"the engine ended with code {code} while it started: {self.last}")
+
+
+def _short(folder: Path) -> Path | None:
+    """Makes a folder and returns it; None if its path is too long for sockets in it."""
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

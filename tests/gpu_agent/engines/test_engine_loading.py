@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from catenary_agent.decoders.base import CacheLayout
+from catenary_agent.engines.child import EngineChild
 from catenary_agent.engines.executor import EngineExecutor
 from catenary_agent.engines.loading import EngineHost, load_engine
-from catenary_agent.engines.requests import EngineRequest
+from catenary_agent.engines.requests import EngineCommand, EngineRequest
 from catenary_agent.engines.streams import EngineStream
 from catenary_agent.executors.device import Device
 from catenary_agent.supervision.steps import RunningSteps
@@ -120,6 +121,17 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+
+
+def test_paths_of_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("run"), Path("far" * 40)):
+        child = EngineChild(Path("python"), EngineCommand("vllm", (), {}), folder)
+        assert child.socket.is_absolute()
+        assert len(os.fsencode(child.socket)) <= 107
+        assert child.socket.is_relative_to(folder.absolute()) == (folder.name == "run")
+        child.close()
+        assert not child.socket.parent.exists()
 
 
 @pytest.mark.parametrize("platform", ["llama_server", "vllm"])
