@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from catenary_agent.decoders.model_files.description import read_object
+from catenary_agent.decoders.model_files.quantisation import QuantisedLayout
 from catenary_agent.engines.child import EngineChild
 from catenary_agent.engines.client import EngineClient
 from catenary_agent.engines.executor import EngineExecutor
@@ -89,6 +91,8 @@ def load_engine(
             reading.begin(reading.folder / name)
         # Files of another content must not be given to anybody who trusts them.
         reading.finish()
+        if host.runtime is DecoderRuntime.VLLM:
+            _check_stored(reading.folder)
         started = _Starting(host, manifest, table, booking, reading)
         cache_bytes = sizes.slot_bytes(layout.memory_tokens(commits_on_use=True))
         command = started.command(cache_bytes)
@@ -175,6 +179,14 @@ def _read_by(runtime: DecoderRuntime, names: Sequence[str]) -> list[str]:
     return [
         name for name in names if not name.startswith(GRAPH_PREFIX) and not name.endswith(others)
     ]
+
+
+def _check_stored(folder: Path) -> None:
+    """Raises NotSupported for codes of a GGUF file, which imports store in a form of our own."""
+    path = folder / "config.json"
+    said = read_object(path).get("quantization_config") if path.exists() else None
+    if isinstance(said, dict) and said.get("quant_method") == QuantisedLayout.PLAIN:
+        raise NotSupported("vLLM does not read the four-bit codes that were kept of a GGUF file")
 
 
 def check_version(manifest: ModelManifest, runtime: DecoderRuntime, version: str) -> None:

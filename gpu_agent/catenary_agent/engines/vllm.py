@@ -35,6 +35,7 @@ _GIB = 1 << 30
 _CONFIGURATION = re.compile(rb"^vllm:cache_config_info\{(?P<labels>[^}\n]*)\}", re.MULTILINE)
 _LABEL = re.compile(rb'(\w+)="([^"]*)"')
 _PREFIX = "token_id:"
+_SHORT_OPTION = re.compile(r"-[A-Za-z]")
 _OWN = frozenset(
     {
         "--model",
@@ -219,10 +220,13 @@ def vllm_command(
     Raises:
         InvalidInput: An argument decides what the agent decides.
     """
-    names = [each.partition("=")[0] for each in arguments]
-    for name in names:
-        if name in _OWN:
+    for argument in arguments:
+        name = _option(argument)
+        # Its parser takes the beginning of a name for the name.
+        if name and name != _WAYS and any(own.startswith(name) for own in (*_OWN, _WAYS)):
             raise InvalidInput("engine_arguments", f"{name} is decided by the agent")
+        if _SHORT_OPTION.match(argument):
+            raise InvalidInput("engine_arguments", f"{argument} has a long form: write that")
     # A sequence may leave most of its last block empty, and one block is for nobody.
     each = _CPU_BLOCK_TOKENS if device.kind == "cpu" else _GPU_BLOCK_TOKENS
     blocks = -(-booking.tokens // each) + booking.sessions + 1
@@ -250,13 +254,19 @@ def vllm_command(
 def _ways(arguments: Sequence[str]) -> int:
     """Returns the number of GPUs that the arguments ask for."""
     for number, each in enumerate(arguments):
-        name, _, value = each.partition("=")
-        if name == _WAYS:
+        if _option(each) == _WAYS:
+            _, _, value = each.partition("=")
             value = value or (arguments[number + 1] if number + 1 < len(arguments) else "")
             if not value.isdecimal() or not 1 <= int(value) <= 64:
                 raise InvalidInput("engine_arguments", f"{_WAYS} {value!r} is not 1 to 64")
             return int(value)
     return 1
+
+
+def _option(argument: str) -> str:
+    """Returns the name of an option as vLLM knows it; empty for what is none."""
+    name = argument.partition("=")[0]
+    return name.replace("_", "-") if name.startswith("--") else ""
 
 
 def _logprob(value: float | None) -> float:

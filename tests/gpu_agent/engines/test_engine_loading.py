@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,9 +61,12 @@ class Place:
         layout: CacheLayout = LAYOUT,
         silence_s: float = 20.0,
         min_version: str = "",
+        config: Mapping[str, object] | None = None,
     ) -> EngineExecutor:
         root = self.folder / "models" / str(len(list(self.folder.glob("models/*"))))
         key = engine_model(root, platform=platform, arguments=arguments, min_version=min_version)
+        if config is not None:
+            (root / key.name / key.version / "config.json").write_text(json.dumps(config))
         host = EngineHost(
             ENGINE_OF[platform],
             self.python,
@@ -243,6 +247,12 @@ def test_a_model_may_ask_for_a_newer_engine(place: Place) -> None:
     with pytest.raises(NotSupported, match=r"1\.10"):
         place.load(min_version="1.10")
     place.load(min_version="1.2.3").close()
+
+
+def test_codes_that_were_kept_of_a_gguf_file_are_not_for_vllm(place: Place) -> None:
+    config = {"quantization_config": {"quant_method": "catenary", "bits": 4, "group_size": 32}}
+    with pytest.raises(NotSupported, match="codes that were kept of a GGUF file"):
+        place.load("vllm", config=config)
 
 
 def test_an_engine_serves_whole_models_only(place: Place) -> None:

@@ -184,7 +184,10 @@ class TestVllm:
         assert command.environment["VLLM_CPU_KVCACHE_SPACE"] == "4"
         assert "--trust-remote-code" not in command.arguments
 
-    @pytest.mark.parametrize("argument", ["--uds=/x", "--port", "--max-num-seqs=9"])
+    @pytest.mark.parametrize(
+        "argument",
+        ["--uds=/x", "--port", "--max-num-seqs=9", "--max_num_seqs=9", "--max-num-se=9", "-tp=2"],
+    )
     def test_arguments_do_not_decide_what_the_agent_decides(self, tmp_path, argument: str) -> None:
         with pytest.raises(InvalidInput, match="engine_arguments"):
             vllm_command(tmp_path, ROOM, 1, CPU, 1, (argument,))
