@@ -24,8 +24,8 @@ class EngineBatcher(PartitionBatcher):
     """
 
     def __init__(self, executor: EngineExecutor) -> None:
-        """Queues for an engine, which keeps answers to their grammars by itself."""
-        super().__init__(executor)
+        """Queues for an engine, which was measured and keeps answers to their grammars."""
+        super().__init__(executor, cost=executor.cost)
         self._engine = executor
 
     @property

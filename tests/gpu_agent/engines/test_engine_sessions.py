@@ -74,7 +74,6 @@ class Agent:
         )
         self.loop = GenerationLoop("a", GenerationLimits(64), lambda: 7, validates=True)
         self.batcher = EngineBatcher(self.engine)
-        self.batcher.cost = self.engine.cost
         self.loop.add_batcher(self.batcher)
         self.said: list[TokenOut] = []
         self.messages: list[object] = []

@@ -88,7 +88,8 @@ class DecoderLoader:
         try:
             size = executor.memory_bytes + cache_bytes(batcher, layout) + step_bytes(batcher, step)
             self._check(key, size)
-            batcher.cost = await self._measure(executor)
+            if batcher.cost is None:
+                batcher.cost = await self._measure(executor)
             await self._check_answer(executor, content)
         except BaseException:
             # A measurement may still run; the executor is closed behind it on the same thread.

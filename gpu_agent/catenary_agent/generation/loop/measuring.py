@@ -47,9 +47,6 @@ async def measure_between_steps(
     """
     if isinstance(executor, EmulatedDecoder):  # its cost is a given, so nothing is run
         return replace(executor.cost, prefill_chunk_tokens=chunk_tokens)
-    known: DecoderCost | None = getattr(executor, "cost", None)
-    if known is not None:  # of an engine, which was measured when it had started
-        return known
     probe = StepTimer(executor)
     if probe.most_sessions < 1:
         return DecoderCost(0, 0, 0, 0, prefill_chunk_tokens=chunk_tokens)
