@@ -82,17 +82,10 @@ test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictur
 
 engines: $(ENGINES)/llama_server/.installed $(ENGINES)/vllm/.installed ## llama-server and vLLM, each in a virtual environment of its own
 
-$(ENGINES)/llama_server/.installed: requirements/engines/llama_server.txt
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip --disable-pip-version-check -q install -r $<
-	touch $@
-
-# torch first and exactly, as for the platform; three packages that come along do not fit it.
-$(ENGINES)/vllm/.installed: requirements/engines/vllm.txt
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip --disable-pip-version-check -q install torch==2.13.0
-	$(@D)/bin/pip --disable-pip-version-check -q install -r $<
-	$(@D)/bin/pip --disable-pip-version-check -q uninstall -y torchvision torchaudio torchcodec
+# Three packages that come along with vLLM do not fit its torch.
+$(ENGINES)/%/.installed: requirements/engines/%.txt $(STAMP)
+	requirements/environment.sh $(VENV) $< $(@D)
+	$(BIN)/pip --python $(@D)/bin/python -q uninstall -y torchvision torchaudio torchcodec
 	touch $@
 
 # ONLY="openai llm" narrows it to these; RECORD=1 writes down what they do (docs/clients.md) instead of comparing.
@@ -102,7 +95,7 @@ ecosystem: $(NATIVE) $(CLIENTS:%=.venv-ecosystem/%/.installed) ## clients that o
 	$(if $(RECORD),$(BIN)/python -m docs_build.client_tables)
 
 .venv-ecosystem/%/.installed: requirements/ecosystem/%.txt $(STAMP)
-	requirements/client.sh $(VENV) $< .venv-ecosystem/$*
+	requirements/environment.sh $(VENV) $< .venv-ecosystem/$*
 	touch $@
 
 # What tests drive from outside sees the packages of the main environment, never the reverse.
