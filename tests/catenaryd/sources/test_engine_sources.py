@@ -29,7 +29,7 @@ def take(repository: ModelRepository, source: Path, **options: object) -> Pulled
 
 
 def test_a_folder_for_vllm_has_its_files_and_sizes_and_no_graph(tmp_path: Path) -> None:
-    model = write_folder(tmp_path / "tiny", "llama")
+    model = write_folder(tmp_path / "tiny", "llama3")
     repository, key = ModelRepository(tmp_path / "models"), ModelKey("tiny", "1")
     with pytest.raises(InvalidInput, match=r"^engine: llama_server reads gguf, .* is safetensors"):
         take(repository, tmp_path / "tiny", engine="llama_server")
