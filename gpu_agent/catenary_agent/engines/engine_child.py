@@ -71,6 +71,10 @@ def run_llama_server(arguments: list[str]) -> None:
     threading.Event().wait()
 
 
+def _is_here(folder: str) -> bool:
+    return os.path.realpath(folder) == os.path.dirname(os.path.realpath(__file__))
+
+
 def main(engine: str, arguments: list[str]) -> None:
     """Says the version of an engine, and runs it."""
     end_with_parent()
@@ -82,4 +86,6 @@ def main(engine: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    # The first place to look for modules is this script's folder, which has a `vllm` of its own.
+    sys.path[:] = [each for each in sys.path if not _is_here(each)]
     main(sys.argv[1], sys.argv[2:])

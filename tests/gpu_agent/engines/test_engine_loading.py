@@ -37,7 +37,7 @@ from catenary_services.errors import (
 )
 from catenary_services.models.model_repository import ModelRepository
 from engines.engine_models import BLOCKS, SESSION_TOKENS, engine_model
-from engines.fake_engine import fake_python, token_at
+from engines.fake_engine import fake_python, fake_vllm, token_at
 from small_models.tiny_tokenizer import END, MORE
 
 LAYOUT = CacheLayout(4 * BLOCKS, SESSION_TOKENS, (0,))
@@ -152,6 +152,13 @@ def test_an_engine_answers_over_a_socket_of_its_own(place: Place, platform: str)
     until(lambda: not process.is_running(), "the engine ends with its executor")
     assert not executor.child.socket.parent.exists()
     assert not place.lost
+
+
+def test_an_engine_is_found_by_the_name_of_its_package(place: Place) -> None:
+    place.python = fake_vllm(place.folder)
+    with place.loaded("vllm") as executor:
+        assert executor.child.version == "1.2.3"
+        assert ask(executor) == ([token_at(3 + each, MORE, END) for each in range(10)], None)
 
 
 def test_an_engine_that_ends_by_itself_costs_the_agent_its_device(place: Place) -> None:

@@ -75,7 +75,7 @@ async def serving(bench, tmp_path) -> tuple[object, Caller, AgentProcess]:
 async def test_a_stream_moves_between_an_engine_and_a_ring(bench, tmp_path) -> None:
     scheduler, caller, _ = await serving(bench, tmp_path)
     hello, loaded = scheduler.of("hello")[-1], scheduler.of("partition_loaded")[-1]
-    assert hello.runtime == "llama-server"
+    assert hello.decoder_runtime == "llama-server"
     assert loaded.generation.decode_ns > 10_000_000  # as it was measured
     await caller.open(1, opening(ENGINE, PROMPT, max_tokens=120, model=KEY))
     await caller.wait_for(1, 5)

@@ -188,5 +188,26 @@ def fake_python(folder: Path) -> Path:
     return path
 
 
+def fake_vllm(folder: Path) -> Path:
+    """Writes an `engine_python` that finds this engine as the package of vLLM; returns its path.
+
+    Unlike that of `fake_python`, it runs the agent's script as it is.
+    """
+    packages = folder / "packages"
+    module = packages / "vllm" / "entrypoints" / "openai"
+    module.mkdir(parents=True)
+    (packages / "vllm-1.2.3.dist-info").mkdir()
+    (packages / "vllm-1.2.3.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 1.2.3\n")
+    here = Path(__file__).resolve().parent
+    (module / "api_server.py").write_text(
+        f"import sys\nsys.path.append({str(here)!r})\n"
+        "import fake_engine\nfake_engine.serve('vllm', sys.argv[1:])\n"
+    )
+    path = folder / "vllm-python"
+    path.write_text(f'#!/bin/sh\nexport PYTHONPATH="{packages}"\nexec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], sys.argv[3:])
