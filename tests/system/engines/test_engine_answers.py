@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import openai
 import pytest
 
-from cluster_harness import RunningCluster, running_cluster
+from catenary_lab.live.cluster import REAL, LiveCluster
+from catenaryd.local.local_cluster import ClusterOptions
 from engines.real_engines import REAL_ENGINES, answer_of_the_engine
 from language_model import MODEL
+from machine_faults.idle_book import idle_book
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
@@ -17,24 +20,32 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module", params=sorted(REAL_ENGINES))
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningCluster]:
+) -> Iterator[LiveCluster]:
     engine = REAL_ENGINES[request.param]
-    settings = engine.settings
-    data_dir = tmp_path_factory.mktemp(engine.name)
-    engine.install(data_dir / "models", 512, 4)
-    config = {"agent": settings, "scheduler": {"load_timeout_s": 600.0}}
-    with running_cluster(data_dir, models=(MODEL,), agents=1, config=config) as running:
-        yield running
+    folder = tmp_path_factory.mktemp(engine.name)
+    options = ClusterOptions(
+        1, models=(MODEL,), each_agent=(engine.settings,), ready_timeout_s=600.0
+    )
+    engine.install(folder / "models", 512, 4)
+    made = LiveCluster(options, folder, REAL, {"load_timeout_s": 600.0})
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(made.start())
+            yield made
+        finally:
+            runner.run(made.stop())
 
 
 @pytest.fixture
-def client(cluster: RunningCluster) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{cluster.http}/v1", api_key="none", timeout=300) as made:
+def client(cluster: LiveCluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{cluster.http_port}/v1", api_key="none", timeout=300
+    ) as made:
         yield made
 
 
 def test_a_chat_is_answered_as_by_the_engine_itself(
-    cluster: RunningCluster, client: openai.OpenAI
+    cluster: LiveCluster, client: openai.OpenAI
 ) -> None:
     asked = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -42,7 +53,9 @@ def test_a_chat_is_answered_as_by_the_engine_itself(
         "max_tokens": 24,
     }
     answer = client.chat.completions.create(model=MODEL, **asked)
-    assert answer.choices[0].message.content == answer_of_the_engine(cluster.data_dir, asked)
+    assert answer.choices[0].message.content == answer_of_the_engine(
+        cluster.options.data_dir, asked
+    )
 
 
 def test_a_stream_has_the_pieces_of_the_whole_answer(client: openai.OpenAI) -> None:
@@ -94,5 +107,5 @@ def test_answers_of_a_schema_are_of_it(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content in ("yes", "no")
 
 
-def test_everything_is_free_again(cluster: RunningCluster) -> None:
-    cluster.assert_idle_book("test_engine_answers")
+def test_everything_is_free_again(cluster: LiveCluster) -> None:
+    idle_book(cluster.target, cluster.admin_target, "test_engine_answers")
