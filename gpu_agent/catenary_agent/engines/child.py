@@ -63,7 +63,8 @@ class EngineChild:
         """
         if sockets is not None:
             sockets = _short(sockets.absolute())
-        self._python = python
+        # A bare name is looked for in PATH.
+        self._python = python if len(python.parts) == 1 else python.absolute()
         self._command = command
         self._folder = Path(tempfile.mkdtemp(prefix="engine-", dir=sockets))
         self.socket = self._folder / "engine.sock"

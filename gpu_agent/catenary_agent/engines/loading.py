@@ -163,7 +163,8 @@ class _Starting:
         return LlamaServerProtocol(unsaid, is_unified=self.booking.is_shared)
 
     def command(self, cache_bytes: int) -> EngineCommand:
-        host, folder = self.host, self.reading.folder
+        # The engine has another working folder than the agent.
+        host, folder = self.host, self.reading.folder.absolute()
         arguments = self.manifest.engine_arguments
         if host.runtime is DecoderRuntime.VLLM:
             return vllm_command(

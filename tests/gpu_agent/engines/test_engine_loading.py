@@ -154,6 +154,16 @@ def test_an_engine_answers_over_a_socket_of_its_own(place: Place, platform: str)
     assert not place.lost
 
 
+@pytest.mark.parametrize("platform", ["llama_server", "vllm"])
+def test_paths_may_be_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    with Place(Path("here")).loaded(platform) as executor:
+        assert ask(executor)[1] is None
+
+
 def test_an_engine_is_found_by_the_name_of_its_package(place: Place) -> None:
     place.python = fake_vllm(place.folder)
     with place.loaded("vllm") as executor:

@@ -36,12 +36,14 @@ class Plan:
         self.engine = engine
         if engine == "llama_server":
             given = json.loads(arguments[0])
+            Path(given["model.path"]).stat()  # it is there
             self.socket = given["hostnames"][0]
             self.sessions, self.tokens = given["n_parallel"], given["n_ctx"]
             self.is_unified = given["kv_unified"]
             own = {n.removeprefix("fake."): v for n, v in given.items() if n.startswith("fake.")}
         else:
             pairs = dict(zip(arguments, [*arguments[1:], ""], strict=True))
+            Path(pairs["--model"]).stat()
             self.socket = pairs["--uds"]
             self.sessions = int(pairs["--max-num-seqs"])
             self.block_tokens = int(pairs["--block-size"])

@@ -28,6 +28,8 @@ class RealEngine:
     arguments: tuple[str, ...]
     is_exact: bool
     """Whether it has the weights of the blocks, in float32."""
+    long_tokens: int
+    """Tokens of an answer that does not end before it has moved twice."""
 
     @property
     def python(self) -> Path:
@@ -58,8 +60,10 @@ class RealEngine:
 
 
 REAL_ENGINES = {
-    "llama_server": RealEngine("llama_server", (), is_exact=False),
-    "vllm": RealEngine("vllm", ("--enforce-eager", "--dtype", "float32"), is_exact=True),
+    "llama_server": RealEngine("llama_server", (), is_exact=False, long_tokens=500),
+    "vllm": RealEngine(
+        "vllm", ("--enforce-eager", "--dtype", "float32"), is_exact=True, long_tokens=200
+    ),
 }
 
 

@@ -27,16 +27,15 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 PROMPT = "Count from one to two hundred."
-LONG = 200
-SESSIONS, SESSION_TOKENS = 6, 320
+SESSIONS, SESSION_TOKENS = 6, 640
 SCHEDULER = {"expected_agents": 3, "chain_agents": 2, "load_timeout_s": 600.0}
 
 
-async def all_of_it(there: EngineBesideRing, name: str) -> None:
+async def all_of_it(there: EngineBesideRing, name: str, long_tokens: int) -> None:
     plan = await there.client.plan()
     assert "beside engines" in plan.explanation
     await there.sessions_are_on_both(SESSIONS + 4, 40)
-    await there.stream_moves_to_and_fro(LONG)
+    await there.stream_moves_to_and_fro(long_tokens)
     await there.streams_survive_the_engine(10, 60)
     await there.engine_serves_again(30)
     await there.engine_is_drained(f"{name} beside blocks")
@@ -51,14 +50,18 @@ async def test_streams_go_on_between_a_real_engine_and_a_ring(name: str, tmp_pat
     options = ClusterOptions(3, models=(MODEL,), each_agent=agents, ready_timeout_s=600.0)
     cluster = LiveCluster(options, tmp_path, REAL, SCHEDULER)
     async with cluster.serving(lambda _: None), cluster.client() as client:
-        first = await client.chat(MODEL, PROMPT, max_tokens=LONG, **GREEDY)
-        assert len(first.token_ids) == LONG
+        first = await client.chat(MODEL, PROMPT, max_tokens=engine.long_tokens, **GREEDY)
+        assert len(first.token_ids) == engine.long_tokens
 
         def is_right(result: catenary.GenerationResult) -> bool:
             known = first.token_ids[: len(result.token_ids)]
             return not engine.is_exact or result.token_ids == known
 
-        await all_of_it(EngineBesideRing(cluster, client, MODEL, is_right, PROMPT, GREEDY), name)
+        await all_of_it(
+            EngineBesideRing(cluster, client, MODEL, is_right, PROMPT, GREEDY),
+            name,
+            engine.long_tokens,
+        )
     assert not engines_of(psutil.Process())
 
 
@@ -89,6 +92,6 @@ async def test_streams_go_on_between_an_engine_of_tests_and_a_ring(tmp_path: Pat
 
     async with cluster.serving(lambda _: None), cluster.client(120.0) as client:
         await all_of_it(
-            EngineBesideRing(cluster, client, "tiny", is_right, sampling=GREEDY), "fake"
+            EngineBesideRing(cluster, client, "tiny", is_right, sampling=GREEDY), "fake", 200
         )
     assert not engines_of(psutil.Process())
