@@ -97,7 +97,8 @@ async def test_sessions_of_a_killed_engine_go_on_in_the_ring(bench, tmp_path) ->
     (decoder,) = agent.generation.decoders
     os.kill(decoder.batcher.executor.child.pid, signal.SIGKILL)
     failed = await scheduler.wait_for("session_failed", 3)
-    assert {each.failure.reason for each in failed} == {"DEVICE_LOST"}
+    # Its connections may break before its process is known to have ended.
+    assert {each.failure.reason for each in failed} <= {"DEVICE_LOST", "PARTITION_LOST"}
     assert await left.code() == EXIT_DEVICE_LOST
     (ending,) = await scheduler.wait_for("ending")
     assert ending.reason == "DEVICE_LOST"

@@ -73,11 +73,20 @@ def test_a_stream_has_the_pieces_of_the_whole_answer(client: openai.OpenAI) -> N
 
 
 def test_characters_of_several_tokens_come_whole(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt="😀😀😀😀😀😀😀😀", temperature=0, max_tokens=9, stream=True
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Smile three times."}],
+        temperature=0,
+        max_tokens=16,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"guided_choice": ["😀😀😀"]},
     )
-    text = "".join(chunk.choices[0].text for chunk in answer)
-    assert text.startswith("😀😀")
+    chunks = list(answer)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == "😀😀😀"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 3
 
 
 def test_log_probabilities_come_with_tokens(client: openai.OpenAI) -> None:
