@@ -117,7 +117,10 @@ async def servers(engine: str, key: ModelKey) -> AsyncIterator[tuple[Server, Ser
     )
     try:
         facts = await cluster.start()
-        (socket,) = (folder / "run").glob("engine-*/engine.sock")
+        sockets = (folder / "run").glob("engine-*/engine.sock")
+        socket = max(
+            sockets, key=lambda each: each.stat().st_mtime
+        )  # a killed bench leaves its own
         async with (
             aiohttp.ClientSession(timeout=_TIMEOUT) as ours,
             aiohttp.ClientSession(

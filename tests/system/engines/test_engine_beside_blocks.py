@@ -33,7 +33,10 @@ SCHEDULER = {"expected_agents": 3, "chain_agents": 2, "load_timeout_s": 600.0}
 
 async def all_of_it(there: EngineBesideRing, name: str, long_tokens: int) -> None:
     plan = await there.client.plan()
-    assert "beside engines" in plan.explanation
+    (model,) = plan.document["models"]
+    ways = {tuple(hop["agent"] for hop in chain["hops"]) for chain in model["chains"]}
+    assert ways in ({(ENGINE,), RING}, {(ENGINE,), RING[::-1]})
+    assert "whole, by engines" in plan.explanation
     await there.sessions_are_on_both(SESSIONS + 4, 40)
     await there.stream_moves_to_and_fro(long_tokens)
     await there.streams_survive_the_engine(10, 60)
