@@ -23,6 +23,7 @@ from catenary_lab.limits import Figure
 from catenary_lab.scenarios.figures import ENVIRONMENT, WORDS, Figures, judged
 from catenary_lab.scenarios.record import picture_digest, report_of, sealed, settings_of
 from catenary_lab.scenarios.schema import expectations_of
+from docs_build.gpu_days import days
 from docs_build.truth_settings import named_today, unlike_deployment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,6 @@ TEMPLATES = Path(__file__).parent / "truth_pages"
 OLD_COMMITS = 200
 """A record of real processes with more commits than this behind it is reported as old, which is no
 failure."""
-BY_HAND = {"docs/results/gpu.md": "predictions and procedures: nothing on it was measured"}
 UNRENDERED: dict[str, str] = {}
 """Scenarios without a record, with the reason."""
 OTHER_SETTINGS: dict[str, str] = {}
@@ -100,6 +100,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
         return float(next(e["value"] for e in measured[name]["figures"] if e["name"] == text))
 
     shared: dict[str, Any] = {"section": section, "bench": bench, "figure": figure, "facts": found}
+    shared["days"] = days(root)
     shared |= {word: partial(of_record, word) for word in WORDS}
     made = {}
     for template in sorted(TEMPLATES.glob("*.md")):
@@ -145,7 +146,7 @@ def _of_pages(made: Mapping[Path, str], root: Path) -> Iterator[str]:
             yield f"{place} is not what its records render: {_first_difference(root / place, text)}"
     for path in sorted((root / "docs/results").glob("*.md")):
         place = path.relative_to(root)
-        if place not in made and place.as_posix() not in BY_HAND:
+        if place not in made:
             yield f"{place} has no template in docs_build/truth_pages"
 
 
@@ -192,8 +193,9 @@ def ages(root: Path = ROOT) -> dict[str, int]:
 
 
 def everything(root: Path = ROOT) -> dict[str, dict[str, Any]]:
-    """Returns the records of scenarios by their names, and those of benches as `bench NAME`."""
-    return {**records(root), **{f"bench {name}": each for name, each in benches(root).items()}}
+    """Returns records of scenarios by name, of benches as `bench NAME`, of days as `GPU NAME`."""
+    of_benches = {f"bench {name}": each for name, each in benches(root).items()}
+    return records(root) | of_benches | {f"GPU {name}": d.record for name, d in days(root).items()}
 
 
 def _commit(record: Record) -> str:
@@ -203,7 +205,7 @@ def _commit(record: Record) -> str:
 def is_timed(record: Record) -> bool:
     """Returns True for a record of real processes or times, which files do not determine."""
     settings = record["settings"]
-    timed = settings.get("kind") in ("live", "live_plans", "overhead", "planner_scaling")
+    timed = settings.get("kind") in ("live", "live_plans", "overhead", "planner_scaling", "gpu")
     return "figures" in record or "live" in settings or timed
 
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,18 @@ def main(program: str, stages: Sequence[Stage]) -> None:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "build/gpu"))
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help="folder of models, kept for further calls")
     given = parser.parse_args()
     if given.stage:
         sys.exit(run_here(_named(stages, [given.stage])[0], given))
     chosen = _named(stages, given.only) if given.only else list(stages)
     given.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-        runner = Runner(program, given.out, Path(folder), tiny=given.tiny)
+    with ExitStack() as stack:
+        folder = given.folder
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        runner = Runner(program, given.out, folder, tiny=given.tiny)
         outcomes = runner.run(chosen, given.limit)
     print(table(outcomes), flush=True)
     sys.exit(1 if any(each.verdict in BAD for each in outcomes) else 0)
@@ -138,6 +143,7 @@ class Runner:
 
     def _one(self, stage: Stage, limit_s: float, log: Path) -> Outcome:
         rows_file = self._folder / f"{stage.name}.rows"
+        rows_file.unlink(missing_ok=True)
         own_log = self._folder / f"{stage.name}.log"
         command = [
             sys.executable,

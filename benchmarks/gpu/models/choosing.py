@@ -14,11 +14,16 @@ from catenary_services.domain.sampling import SamplingParameters
 
 
 def sampler(
-    history: np.ndarray, seed: int, temperature: float, top_p: float = 0.9
+    history: np.ndarray, seed: int, temperature: float, top_p: float = 0.9, **filters: Any
 ) -> SessionSampler:
     """Returns the sampler of a session; temperature 0 takes the likeliest token."""
     parameters = SamplingParameters(
-        temperature=temperature, top_p=top_p, seed=seed, max_tokens=10_000, ignore_eos=True
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        max_tokens=10_000,
+        ignore_eos=True,
+        **filters,
     )
     return SessionSampler(parameters, [int(token) for token in history], len(history), ())
 

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
 
+from catenary_agent.decoders.torch import torch_attention
 from catenary_agent.decoders.torch.torch_attention import LayerCall
+from catenary_agent.decoders.torch.torch_graphs import StepGraphs
+from catenary_agent.decoders.torch.torch_static import StaticStep
+
+
+@contextmanager
+def emulated_graphs() -> Iterator[None]:
+    """Has steps that a CUDA device would replay run on a CPU, with attention as the kernel's.
+
+    Like a capture, that of a step begins with a run of it.
+    """
+
+    def as_run(_: StepGraphs, static: StaticStep) -> Callable[[], object]:
+        static.run()
+        return static.run
+
+    with (
+        mock.patch.object(torch_attention, "_flash", flash_of_the_tensors),
+        mock.patch.object(StepGraphs, "_recorded", as_run),
+    ):
+        yield
 
 
 def flash_of_the_tensors(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-from benchmarks.gpu.models.models import decode_items, decoder, prompt, random_tokens, small
-from benchmarks.gpu.models.plain_flash import flash_of_the_tensors
+from benchmarks.gpu.models.models import decoder, prompt, random_tokens, small
+from benchmarks.gpu.models.plain_flash import emulated_graphs
 from benchmarks.gpu.models.vision_model import image_part
 from benchmarks.gpu.stage import Context
+from benchmarks.gpu.stages.speed_mixed import capture_time
 
 _FLOAT16_ERROR = 1e-2
 _FLOAT32_ERROR = 1e-5
@@ -134,63 +133,73 @@ def _exactly(pool: Any, plan: Any, query: Any, scaling: float, window: int | Non
 
 
 def graphs(here: Context) -> None:
-    """Compares replayed decode steps with eager ones, at every bucket and one session below it.
+    """Compares replayed steps with eager ones, in every bucket, filled and not quite.
 
     On a CPU no graph is captured: the same padded steps run eagerly, with attention computed from
     exactly the tensors that the kernel would get.
     """
-    from catenary_agent.decoders.torch import torch_attention, torch_graphs
-    from catenary_agent.decoders.torch.torch_attention import AttentionKernel
-
-    buckets = torch_graphs.BUCKETS if here.is_cuda else torch_graphs.BUCKETS[:3]
+    sessions, tokens = (256, 700) if here.is_cuda else (4, 96)
     with ExitStack() as stack:
         if not here.is_cuda:
-            stack.enter_context(mock.patch.object(torch_attention, "_flash", flash_of_the_tensors))
-        executor = decoder(here, small(here), max(buckets), 96)
-        executor._kernel = AttentionKernel.FLASH
-        for session in range(max(buckets)):
+            stack.enter_context(emulated_graphs())
+        executor = decoder(here, small(here), sessions, tokens)
+        captured = capture_time(here, executor, sessions)
+        for session in range(sessions):
             length = 3 + session * 7 % 40
             prompt(executor, session, random_tokens(executor, length, session), "nothing")
-        for bucket in buckets:
-            for sessions in {bucket, max(1, bucket - 1)}:
-                exact = sessions == bucket and here.is_cuda
-                unequal, distance = _replayed(here, executor, sessions)
-                what = f"bucket {bucket}, {sessions} sessions"
-                here.row(f"{what}: values that differ", unequal, at_most=0 if exact else None)
+        for bucket in captured.buckets:
+            for rows in {bucket.rows, max(1, bucket.rows - 1)}:
+                if bucket.chunks and rows <= 2:
+                    continue
+                counts = _counts(bucket, rows)
+                replayed, eager, distance = _differences(executor, captured, counts)
+                kind = "mixed" if bucket.chunks else "decode"
+                what = f"{kind} of {bucket.rows}, {rows} rows"
+                here.row(f"{what}: replayed differs in", replayed, at_most=0)
+                # Single rows of mixed steps have another kernel than in eager ones.
+                exact = rows == bucket.rows and not bucket.chunks and here.is_cuda
+                here.row(f"{what}: eager differs in", eager, at_most=0 if exact else None)
                 here.row(f"{what}: distance", distance, at_most=2e-2 if here.is_cuda else 1e-5)
 
 
-def _replayed(here: Context, executor: Any, sessions: int) -> tuple[int, float]:
-    """Returns how many logits of a replayed step differ from an eager one, and how far."""
+def _counts(bucket: Any, rows: int) -> list[int]:
+    """Returns the new tokens of a step of so many rows: two prompts beside as many single ones."""
+    if not bucket.chunks:
+        return [1] * rows
+    singles = min(bucket.singles - 2, rows // 2)
+    chunk = rows - singles
+    return [1] * singles + ([chunk // 2, chunk - chunk // 2] if chunk > 3 else [chunk])
+
+
+def _differences(executor: Any, captured: Any, counts: list[int]) -> tuple[int, int, float]:
+    """Returns how a replayed step differs from the same launches and from the eager step.
+
+    Returns:
+        The numbers of its states that differ from those of the same launches without a graph, and
+            from those of the eager step, and the distance from these.
+    """
     import torch
 
     from catenary_agent.decoders.torch.torch_attention import AttentionMetadata
-    from catenary_agent.decoders.torch.torch_graphs import DecodeGraphs, StaticStep, bucket_of
+    from catenary_agent.decoders.torch.torch_static import StaticStep
 
-    items = decode_items(executor, sessions)
-    plan = AttentionMetadata(
-        [executor._caches[item.session] for item in items],
-        [1] * sessions,
-        [item.position for item in items],
-    )
+    sessions = range(len(counts))
+    cached = [executor._book.cached[session] for session in sessions]
+    plan = AttentionMetadata([executor._caches[session] for session in sessions], counts, cached)
+    inputs = [random_tokens(executor, counts[session], 1000 + session) for session in sessions]
+    bucket = captured.bucket_of(plan)
+    assert bucket is not None
     with executor._on_stream(), torch.inference_mode():
-        joining = executor._joining(items)
-        if here.is_cuda:
-            made = DecodeGraphs(executor._model, executor._pool, executor.table.hidden_size)
-            replayed = made.run(plan, joining[0])
-            assert replayed is not None, "no graph was captured"
-            logits = replayed[1].clone()
-        else:
-            size = bucket_of(sessions)
-            assert size is not None
-            step = StaticStep(executor._model, executor._pool, size, executor.table.hidden_size)
-            step.fill(plan, joining[0])
-            logits = step.run()[1][:sessions]
+        output = captured.run(plan, inputs, [])
+        assert output is not None, "no graph was captured"
+        replayed = output.hidden.clone()
         # The same step runs again, and writes the same rows of the cache.
-        eager = executor._model.logits(executor._run_eagerly(plan, joining))
-        here.sync()
-        distance = (logits - eager).norm() / eager.norm()
-        return int((logits != eager).sum()), float(distance)
+        StaticStep(captured.buffers, bucket).run()
+        launched = captured.buffers.leaving[: len(replayed)].clone()
+        tokens = torch.from_numpy(np.concatenate(inputs)).to(replayed.device)
+        eager = executor._run_eagerly(plan, {0: tokens})
+        distance = float((replayed - eager).norm() / eager.norm())
+        return int((replayed != launched).sum()), int((replayed != eager).sum()), distance
 
 
 def vision(here: Context) -> None:
@@ -209,43 +218,28 @@ def vision(here: Context) -> None:
         here.row(f"vision part, {rows} images: a second run differs in", int((made != again).sum()))
 
 
-def quantised(here: Context) -> None:
-    """Compares products with weights of eight and four bits with float64, and times them."""
+def sampling(here: Context) -> None:
+    """Compares tokens with NumPy's: filters of every kind, peaked and flat logits, equal values."""
     import torch
 
-    from catenary_agent.decoders.torch.torch_quantised import (
-        FourBitLinear,
-        numbers_of,
-        quantised,
-        step_dtype,
-    )
+    from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
+    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+    from small_models.sampling_cases import random_logits, random_sampler
 
-    outputs, inputs = (14_336, 4_096) if here.is_cuda else (64, 128)
-    device = here.torch_device
-    half = torch.float16 if here.is_cuda else torch.float32
-    random = torch.Generator().manual_seed(5)
-    weight = torch.randn(outputs, inputs, generator=random) / inputs**0.5
-    plain = weight.to(device, half)
-    for precision in ("int8", "int4"):
-        dtype = step_dtype(device, half, precision)
-        layer, kept = (
-            quantised(weight.to(place), None, precision, dtype)
-            for place in (device, torch.device("cpu"))
-        )
-        assert layer is not None
-        assert kept is not None
-        here.row(f"{precision}: has a kernel of PyTorch", str(layer._has_kernel))
-        four = isinstance(kept, FourBitLinear)
-        numbers = numbers_of(kept.codes, kept.steps) if four else kept.codes * kept.scales[:, None]
-        for count in (1, 16, 64, 512) if here.is_cuda else (1, 3):
-            rows = torch.randn(count, inputs, generator=random).to(device)
-            with torch.inference_mode():
-                made = layer(rows).double().cpu()
-                wanted = rows.double().cpu() @ numbers.double().T
-                taken = here.time(partial(layer, rows), 20)
-                beside = here.time(partial(torch.mm, rows.to(half), plain.T), 20)
-            error = float((made - wanted).norm() / wanted.norm())
-            what = f"{precision}, {count} rows"
-            here.row(f"{what}: distance", error, at_most=_FLOAT16_ERROR)
-            note = f"{taken.span_s * 1e6:.0f} us, plain {beside.span_s * 1e6:.0f} us"
-            here.row(f"{what}: time over plain", taken.span_s / beside.span_s, "", note=note)
+    words, cases, rows = (128_256, 500, 20) if here.is_cuda else (999, 40, 10)
+    random = np.random.default_rng(6)
+    chooser, host = torch_chooser(here.torch_device, words), numpy_chooser(words)
+    is_kernel = type(chooser).__name__ == "KernelSampler"
+    here.row("kernels choose", int(is_kernel), at_least=1 if here.is_cuda else None)
+    different = plain = 0
+    for _ in range(cases // rows):
+        logits = random_logits(random, rows, words)
+        asked = [(number, random_sampler(random, words)) for number in range(rows)]
+        plain += sum(way.is_plain for _, way in asked)
+        made = chooser.choose(torch.from_numpy(logits).to(here.torch_device), asked, range(rows))
+        wanted = host.choose(logits, asked, range(rows))
+        different += sum(ours != theirs for ours, theirs in zip(made, wanted, strict=True))
+        for number, _ in asked:
+            chooser.forget(number)
+    note = f"{plain} of them without changes of logits"
+    here.row(f"tokens of {cases} that differ", different, at_most=0, note=note)

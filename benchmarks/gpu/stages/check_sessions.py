@@ -15,12 +15,15 @@ from benchmarks.gpu.models.choosing import next_tokens, sampler
 from benchmarks.gpu.models.models import Made, Wanted, decoder, make, prompt, random_tokens, small
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import StepItem
+from catenary_agent.decoders.model_files.weights import stored_tensors
+from catenary_agent.decoders.transfers.tensor_reader import TensorReader
 from catenary_agent.devices.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.errors import CatenaryError
 
 ROOT = Path(__file__).resolve().parents[3]
 _TEMPERATURE = 0.9
+_VERDICTS = {True: "yes", False: "NO"}
 
 
 def caches(here: Context) -> None:
@@ -47,6 +50,44 @@ def caches(here: Context) -> None:
             sum(a != b for a, b in zip(stayed, moved, strict=True)),
             at_most=0,
         )
+
+    here.sync()
+    _compare_pieces(here, there)
+    _compare_readers(here, made)
+
+
+def _compare_pieces(here: Context, executor: Any) -> None:
+    """Compares caches that leave and arrive in pieces with the rows of the pool."""
+    pool, cache, blocks = executor._pool, executor._caches[0], executor.table.blocks
+    span = CacheSpan(1, blocks, 3, 37)
+    starts = cache.starts[span.first_block : span.last_block]
+    rows = [
+        numbers[int(start) + 3 : int(start) + 37].cpu()
+        for start in starts
+        for numbers in (pool.keys, pool.values)
+    ]
+    expected = np.stack([each.numpy() for each in rows])
+    for most_bytes in (None, 40_000, 1):
+        found = pool.read(cache, span, 0, most_bytes)
+        pool.write_part(cache, span, 0, np.zeros_like(found))
+        pool.write_part(cache, span, 0, found, most_bytes or 40_000)
+        again = pool.read(cache, span, 0)
+        wrong = int((found.reshape(expected.shape) != expected).sum() + (again != found).sum())
+        here.row(f"caches in pieces of {most_bytes or 'any'} bytes: values off", wrong, at_most=0)
+
+
+def _compare_readers(here: Context, made: Made) -> None:
+    """Compares the tensors that reach the device in pieces with those that safetensors reads."""
+    import torch
+    from safetensors.torch import load_file
+
+    file = min(made[0].folder(made[1]).glob("*.safetensors"))
+    expected, wrong = load_file(file), 0
+    with TensorReader(here.torch_device) as reader:
+        for name, where in stored_tensors(file).items():
+            found = reader.read(file, name, where).cpu()
+            wrong += found.dtype != expected[name].dtype or not torch.equal(found, expected[name])
+    here.row("tensors of a file that arrive otherwise", wrong, at_most=0, note=f"{len(expected)}")
 
 
 def _greedy(executor: Any, session: int, token: int, count: int) -> list[int]:
@@ -116,9 +157,11 @@ def errors(here: Context) -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         print(done.stdout[-3000:], done.stderr[-3000:], flush=True)
         for line in done.stdout.splitlines():
-            what, found, value = line.partition(": ")
-            if found:
-                here.row(f"{name}: {what}", 0 if value == "yes" else 1, at_most=0, note=value)
+            what, _, value = line.rpartition(": ")
+            if value in _VERDICTS.values():  # other lines say more about what happened
+                here.row(
+                    f"{name}: {what}", 0 if value == _VERDICTS[True] else 1, at_most=0, note=value
+                )
         here.row(f"{name}: exit code", done.returncode, at_most=0)
 
 
@@ -193,7 +236,7 @@ def with_a_sticky_error(here: Context) -> None:
 
 
 def _say(what: str, yes: bool) -> None:
-    print(f"{what}: {'yes' if yes else 'NO'}", flush=True)
+    print(f"{what}: {_VERDICTS[bool(yes)]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,37 +12,65 @@ from benchmarks.gpu.models.choosing import next_tokens, sampler
 from benchmarks.gpu.models.vision_model import image_part
 from benchmarks.gpu.stage import Context
 from benchmarks.gpu.stages.speed_steps import large
+from catenary_agent.decoders.sampling.choosing import TokenSampler
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+from catenary_agent.decoders.sampling.torch_arrays import TorchArrayBackend, torch_chooser
 
 
 def sampling(here: Context) -> None:
-    """Times the choice of tokens where a step leaves its logits, and on the host."""
+    """Times the choice of tokens where a step leaves its logits, and on the host.
+
+    "PyTorch" is what agents use, with kernels where they work; "plain PyTorch" is without them.
+    """
     import torch
 
     words, most = (128_256, 64) if here.is_cuda else (512, 4)
     random = np.random.default_rng(0)
-    logits = (3 * random.standard_normal((most, words))).astype(np.float32)
+    flat = random.standard_normal((most, words)).astype(np.float32)
+    peaked = 3 * flat
+    peaked[:, :40] += random.exponential(6.0, (most, 40)).astype(np.float32)
     device = here.torch_device
-    places = (
-        ("PyTorch", torch.from_numpy(logits).to(device), torch_chooser(device, words)),
-        ("NumPy", logits, numpy_chooser(words)),
-    )
-    for where, rows_of, chooser in places:
+    plain = TokenSampler(TorchArrayBackend(device, words), words)
+    here.row("sampler of PyTorch", type(torch_chooser(device, words)).__name__)
+    for form, logits in (("peaked", peaked), ("flat", flat)):
+        there = torch.from_numpy(logits).to(device)
+        places = (
+            ("PyTorch", there, torch_chooser(device, words)),
+            ("plain PyTorch", there, plain),
+            ("NumPy", logits, numpy_chooser(words)),
+        )
         for rows in (1, 16, 64) if here.is_cuda else (1, 4):
-            for name, temperature, top_p in (("greedy", 0.0, 1.0), ("T 0.7, top_p 0.9", 0.7, 0.9)):
-                ways = [sampler(np.arange(3), seed, temperature, top_p) for seed in range(rows)]
-                cpu = time.process_time()
-                runs = 5 if here.is_cuda else 2
-                work = partial(next_tokens, rows_of[:rows], ways, chooser)
-                taken = here.time(work, runs)
-                used = (time.process_time() - cpu) / rows / (runs + (2 if here.is_cuda else 1))
-                here.row(
-                    f"choosing for {rows} x {words}, {name}, {where}",
-                    taken.wall_s * 1e3,
-                    "ms",
-                    note=f"{used * 1e3:.2f} CPU-ms a session",
-                )
+            for name, filters in _FILTERS.items():
+                for where, rows_of, chooser in places:
+                    if where == "NumPy" and (name not in _ON_THE_HOST or form == "flat"):
+                        continue
+                    what = f"{rows} x {words} {form}, {name}, {where}"
+                    _choosing(here, what, filters, (rows_of[:rows], chooser))
+
+
+_FILTERS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "T 0.7": {"temperature": 0.7},
+    "T 0.7, top_p 0.9": {"temperature": 0.7, "top_p": 0.9},
+    "T 0.7, top_k 50": {"temperature": 0.7, "top_k": 50},
+    "T 0.7, top_k 50, top_p 0.9": {"temperature": 0.7, "top_k": 50, "top_p": 0.9},
+    "T 0.7, min_p 0.05": {"temperature": 0.7, "min_p": 0.05},
+}
+_ON_THE_HOST = ("greedy", "T 0.7, top_p 0.9")
+
+
+def _choosing(
+    here: Context, what: str, filters: dict[str, float], given: tuple[Any, TokenSampler]
+) -> None:
+    """Notes the time of one choice of tokens."""
+    logits, chooser = given
+    ways = [sampler(np.arange(3), seed, **{"top_p": 1.0, **filters}) for seed in range(len(logits))]
+    runs = 5 if here.is_cuda else 2
+    cpu = time.process_time()
+    taken = here.time(partial(next_tokens, logits, ways, chooser), runs)
+    used = (time.process_time() - cpu) / len(logits) / (runs + (2 if here.is_cuda else 1))
+    note = f"{used * 1e3:.2f} CPU-ms a session, on the device {taken.span_s * 1e3:.2f} ms"
+    here.row(f"choosing for {what}", taken.wall_s * 1e3, "ms", note=note)
 
 
 def transformers(here: Context) -> None:

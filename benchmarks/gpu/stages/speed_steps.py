@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
 import numpy as np
 
 from benchmarks.gpu.models.choosing import sampler
+from benchmarks.gpu.models.layers import unfused
 from benchmarks.gpu.models.models import (
     Made,
     Wanted,
@@ -22,7 +24,9 @@ from benchmarks.gpu.models.models import (
 )
 from benchmarks.gpu.stage import Context
 from catenary_agent.decoders.base import CacheLayout, StepItem, Want, set_layout
-from catenary_agent.kv.span import CacheSpan
+from catenary_agent.decoders.torch.torch_skeleton import skeleton
+from catenary_agent.generation.context import CacheLimits
+from catenary_agent.kv.span import CacheSpan, pieces
 
 GIGA = 1e9
 _CHOICES = {
@@ -49,11 +53,20 @@ def model(here: Context) -> None:
     here.row("writing random weights", time.perf_counter() - began, "s")
     free = torch.cuda.mem_get_info()[0] if here.is_cuda else 0
     began = time.perf_counter()
-    executor = decoder(here, made, 1, 128)
-    here.sync()
-    seconds = time.perf_counter() - began
-    held = executor.memory_bytes
-    here.row("loading the weights", seconds, "s", note=f"{held / seconds / GIGA:.2f} GB/s")
+    skeleton(made[0].folder(made[1]), torch.float16, "the model")
+    bare_s = time.perf_counter() - began
+    for name, before_s in (("loading the weights", bare_s), ("loading them once more", 0.0)):
+        began = time.perf_counter()
+        executor = decoder(here, made, 1, 128)
+        here.sync()
+        seconds = before_s + time.perf_counter() - began
+        held = executor.memory_bytes
+        here.row(name, seconds, "s", note=f"{held / seconds / GIGA:.2f} GB/s")
+        if before_s:
+            here.row("of it imports, and a model without weights", bare_s, "s")
+            executor.close()
+            del executor
+            gc.collect()
     form = "torch-float16" if here.is_cuda else "torch-float32"
     sizes = next(each for each in executor.table.forms if each.form == form)
     counted = sizes.weight_bytes(0, executor.table.blocks)
@@ -84,7 +97,23 @@ def decode(here: Context) -> None:
                 for want in ("nothing",) if only_steps else tuple(_CHOICES):
                     _time_step(here, executor, size, context, (mode, want, floor))
         executor._graphs = kept
+        if context == contexts[0]:
+            _decode_unfused(here, executor, fitting[:3], (context, bandwidth))
         close_all(executor, max(fitting))
+
+
+def _decode_unfused(
+    here: Context, executor: Any, sizes: list[int], given: tuple[int, float]
+) -> None:
+    """Times the same steps with the layers of `transformers`."""
+    context, bandwidth = given
+    with unfused(executor):
+        kept = executor._graphs
+        for size in sizes:
+            floor = (weight_bytes(executor) + size * context * cache_bytes(executor)) / bandwidth
+            for mode in ("graph", "eager") if kept is not None else ("eager",):
+                executor._graphs = kept if mode == "graph" else None
+                _time_step(here, executor, size, context, (f"{mode}, unfused", "nothing", floor))
 
 
 def _time_step(
@@ -141,14 +170,19 @@ def prefill(here: Context) -> None:
             executor.step([StepItem(0, 0, tokens, "logits")])
             executor.close_session(0)
 
-        taken = here.time(run, 5, 2, executor._stream)
-        rate = operations * length / taken.span_s / 1e12
-        here.row(
-            f"prompt of {length}",
-            length / taken.wall_s,
-            "tok/s",
-            note=f"{taken.wall_s * 1e3:.1f} ms, {rate:.1f} TFLOP/s of products",
-        )
+        kept = executor._graphs
+        is_replayed = kept is not None and length <= kept.buckets[-1].rows
+        for mode in ("", ", eager") if is_replayed else ("",):
+            executor._graphs = None if mode else kept
+            taken = here.time(run, 5, 2, executor._stream)
+            rate = operations * length / taken.span_s / 1e12
+            here.row(
+                f"prompt of {length}{mode}",
+                length / taken.wall_s,
+                "tok/s",
+                note=f"{taken.wall_s * 1e3:.1f} ms, {rate:.1f} TFLOP/s of products",
+            )
+        executor._graphs = kept
     behind = max(lengths) // 2
     chunk = random_tokens(executor, min(512, behind), 1)
     pretend_context(executor, 1, behind)
@@ -220,3 +254,31 @@ def caches(here: Context) -> None:
             note=f"{rows.nbytes / 1e6:.1f} MB",
         )
         here.row(f"cache of {length} tokens in", rows.nbytes / back.wall_s / GIGA, "GB/s")
+        _time_move(here, executor, span, rows)
+
+
+def _time_move(here: Context, executor: Any, span: CacheSpan, rows: np.ndarray) -> None:
+    """Times the same in the parts in which a move exports caches, and in the frames it brings."""
+    limits, row_bytes = CacheLimits(), executor.sizes.cache_bytes_per_token
+    exports = list(pieces(span, row_bytes, limits.export_bytes))
+    frames = [
+        (each, rows[each.first_block : each.last_block, :, each.first_token : each.last_token])
+        for each in pieces(span, row_bytes, limits.frame_bytes)
+    ]
+
+    def leave() -> None:
+        for each in exports:
+            executor.export_cache(0, each)
+
+    def arrive() -> None:
+        for each, part in frames:
+            executor.import_cache(0, each, part)
+
+    for name, call, parts in (("out", leave, exports), ("in", arrive, frames)):
+        taken = here.time(call, 4)
+        here.row(
+            f"cache of {span.tokens} tokens {name}, as in a move",
+            rows.nbytes / taken.wall_s / GIGA,
+            "GB/s",
+            note=f"{taken.wall_s * 1e3:.2f} ms in {len(parts)} parts",
+        )

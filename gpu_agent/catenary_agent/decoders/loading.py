@@ -7,7 +7,7 @@ from typing import Literal
 
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor
 from catenary_agent.executors.device import Device
-from catenary_services.domain.decoder import DecoderRuntime
+from catenary_services.domain.decoder import GPU_CHUNK_TOKENS, DecoderRuntime
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import ENGINE_OF
 from catenary_services.errors import NotSupported
@@ -61,7 +61,7 @@ def commits_on_use(device: Device, library: DecoderLibrary = "auto") -> bool:
     return device.kind != "cuda" and (device.kind == "emulated" or library != "torch")
 
 
-def load_decoder(  # noqa: PLR0913, PLR0917  (two of them are settings of the agent)
+def load_decoder(  # noqa: PLR0913, PLR0917  (three of them are settings of the agent)
     repository: ModelRepository,
     key: PartitionKey,
     device: Device,
@@ -69,11 +69,13 @@ def load_decoder(  # noqa: PLR0913, PLR0917  (two of them are settings of the ag
     threads: int = 1,
     library: DecoderLibrary = "auto",
     numbers: DecoderNumbers = "auto",
+    chunk_tokens: int = GPU_CHUNK_TOKENS,
 ) -> DecoderExecutor:
     """Returns an executor of blocks `[first, last)`, ready to step.
 
     On "emulated:CLASS" it only sleeps, and counts the memory of the runtime that `library` and
-    `numbers` name. "auto" is ONNX Runtime on "cpu" and PyTorch on "cuda".
+    `numbers` name. "auto" is ONNX Runtime on "cpu" and PyTorch on "cuda". `chunk_tokens` are the
+    most tokens of prompts in one step.
 
     Raises:
         ModelNotFound: The model is absent.
@@ -94,7 +96,7 @@ def load_decoder(  # noqa: PLR0913, PLR0917  (two of them are settings of the ag
     if device.kind == "cuda" or library == "torch":
         from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 
-        return TorchDecoder(repository, key, device, layout, threads, numbers)
+        return TorchDecoder(repository, key, device, layout, threads, numbers, chunk_tokens)
     from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 
     return OnnxDecoder(repository, key, layout, threads)

@@ -23,9 +23,12 @@ class CacheLimits:
 
     frame_bytes: int = 1 << 20
     """The most bytes of one frame. The event loop is blocked while one frame is copied."""
+    export_bytes: int = 8 << 20
+    """The most bytes of frames that are copied out of caches at a time, unless one frame has more.
+    Every copy waits for the device, some 0.1 ms on a GPU, in which that could copy 5 MB."""
     window_bytes: int = 64 << 20
-    """The most bytes copied from caches that wait for one peer; further rows stay in their
-    slots."""
+    """The most bytes copied from caches that wait for one peer; further rows stay in their slots.
+    What was copied at a time is freed when the last frame of it has left."""
     step_bytes: int = 32 << 20
     """The bytes copied out of caches, or into them, between two steps, in addition to what the step
     itself cached. This is how long one long session delays the others: some 15 ms on a CPU."""

@@ -328,7 +328,14 @@ class PartitionLoader:
         if host.engine is not None:
             return load_engine(host.repository, key, layout, host.engine), content
         executor = load_decoder(
-            host.repository, key, host.device, layout, host.threads, choice.library, choice.numbers
+            host.repository,
+            key,
+            host.device,
+            layout,
+            host.threads,
+            choice.library,
+            choice.numbers,
+            self._generation.chunk_tokens,
         )
         if key.last_block == table.blocks and host.device.kind != "emulated":
             # Brought in while there are peers; it is parsed for the first answer with a grammar.

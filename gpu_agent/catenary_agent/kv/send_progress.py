@@ -60,16 +60,26 @@ class CacheSendProgress:
         """True once `take` has returned something."""
         return self._cut > 0
 
-    def take(self, row_bytes: int, most_bytes: int) -> CacheSpan:
-        """Returns the next part; see `pieces` for the arguments.
+    def take(self, row_bytes: int, most_bytes: int, run_bytes: int = 0) -> list[CacheSpan]:
+        """Returns the next parts: the same tokens of blocks that follow each other.
 
         Tokens that were cached while earlier parts left are cut together.
+
+        Args:
+            row_bytes: Size of the keys and values of one token in one block.
+            most_bytes: The most bytes of one part; see `pieces`.
+            run_bytes: Parts are added to the first one while all have less than this.
         """
         if not self._pieces:
             span = CacheSpan(self.first_block, self.last_block, self._cut, self._end)
             self._pieces.extend(pieces(span, row_bytes, most_bytes))
             self._cut = self._end
-        return self._pieces.popleft()
+        run = [self._pieces.popleft()]
+        nbytes = _rows(run[0]) * row_bytes
+        while self._pieces and nbytes < run_bytes and _continues(run[-1], self._pieces[0]):
+            run.append(self._pieces.popleft())
+            nbytes += _rows(run[-1]) * row_bytes
+        return run
 
     def stop(self) -> None:
         """Drops everything that was not sent, and ignores what is cached later."""
@@ -81,3 +91,12 @@ class CacheSendProgress:
     def is_empty(self) -> bool:
         """True if everything cached so far has left."""
         return not self.has_more and not self.unsettled
+
+
+def _rows(span: CacheSpan) -> int:
+    return span.blocks * span.tokens
+
+
+def _continues(before: CacheSpan, span: CacheSpan) -> bool:
+    is_next = span.first_block == before.last_block
+    return is_next and span.first_token == before.first_token

@@ -24,7 +24,7 @@ _SETTLED_NS = 1_500_000_000
 """A file is settled when its last change is older than this. It is coarser than the timestamps of
 any file system in use."""
 _PIECE_BYTES = 1 << 20
-_MOST_THREADS = 4
+_MOST_THREADS = 8
 _MOST_KNOWN = 65_536
 """The most digests remembered: enough for the chunks of a terabyte."""
 

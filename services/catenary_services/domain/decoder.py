@@ -28,6 +28,9 @@ CACHE_BLOCK_TOKENS = 16
 attention head of 64 float32 numbers."""
 GPU_CHUNK_TOKENS = 512
 """Tokens of a prompt that an agent on a GPU computes at a time, unless it is set otherwise."""
+GRAPH_BYTES = 6 << 20
+"""Memory that CUDA itself takes for a block in all captured steps: on an H200, 30 graphs of 30
+blocks took 166 MB, their buffers included."""
 
 
 class DecoderRuntime(StrEnum):
@@ -66,9 +69,9 @@ _ONNX_FORMS = {
     "int8": DecoderForm.ONNX_INT8,
     "int4": DecoderForm.ONNX_INT4,
 }
-_TORCH_FORMS = frozenset(
-    {DecoderForm.TORCH_FLOAT32, DecoderForm.TORCH_BFLOAT16, DecoderForm.TORCH_FLOAT16}
-)
+_GRAPH_FORMS = frozenset({DecoderForm.TORCH_BFLOAT16, DecoderForm.TORCH_FLOAT16})
+"""The forms in which a GPU with FlashAttention holds a model: it replays steps as CUDA graphs."""
+_TORCH_FORMS = _GRAPH_FORMS | {DecoderForm.TORCH_FLOAT32}
 
 
 def form_of(runtime: str, precision: str) -> DecoderForm | None:
@@ -184,7 +187,9 @@ class AllocatedSizes:
     step: StepSizes = StepSizes()
     sampler: SamplerSizes = SamplerSizes()  # noqa: RUF009 - immutable
     """Memory for choosing tokens, needed with the last block. Files do not hold it;
-    `DecoderTable.held` fills it in."""
+    `DecoderTable.held` fills it in, like the next one."""
+    has_graphs: bool = False
+    """Whether steps may be replayed as CUDA graphs, which keep the memory of the largest one."""
 
     @property
     def largest_block_bytes(self) -> int:
@@ -217,7 +222,8 @@ class AllocatedSizes:
     def step_bytes(self, step: LargestStep, *, has_head: bool = True) -> int:
         """Returns an upper bound of the bytes of a step besides weights and caches.
 
-        With the head, it includes what is kept from step to step of sessions with penalties.
+        With the head, it includes what is kept from step to step of sessions with penalties. Steps
+        that no graph replays take their memory beside that of the graphs.
         """
         each, sessions = self.step, step.sessions
         chunk = min(step.chunk_tokens, step.session_tokens)
@@ -229,6 +235,10 @@ class AllocatedSizes:
         behind = rows * each.output_bytes + sampled * each.logits_bytes
         behind += self.sampler.scratch_bytes(sampled)
         kept = self.sampler.kept_bytes(sampled, step.session_tokens) if has_head else 0
+        if self.has_graphs:
+            # Inputs and results of the largest step stay beside what its blocks take.
+            kept += rows * (each.row_bytes + each.output_bytes)
+            kept += len(self.block_bytes) * GRAPH_BYTES
         if each.kept_by_entries:
             return step.entries * (each.base_bytes + in_block) + behind + kept
         return each.base_bytes + max(in_block, behind) + kept
@@ -279,7 +289,8 @@ class DecoderTable:
         """Returns the sizes in a form; the plain sizes if the form is not in the table."""
         for each in self.forms:
             if each.form == form and form is not None:
-                return replace(each, sampler=self._sampler(form))
+                has_graphs = form in _GRAPH_FORMS
+                return replace(each, sampler=self._sampler(form), has_graphs=has_graphs)
         return AllocatedSizes(
             form,
             (self.block_bytes,) * self.blocks,

@@ -26,13 +26,14 @@ class _Forms(msgspec.Struct):
 
 # Files have all sizes; in the program those of a step, which are 0 for many forms, may be left out.
 _Step = msgspec.defstruct("_Step", [(each.name, Count) for each in fields(StepSizes)])
+_SET_BY_THE_PROGRAM = ("sampler", "has_graphs")
 _WRITTEN_TYPES = {"block_bytes": tuple[Count, ...], "step": _Step}
 _Held = msgspec.defstruct(
     "_Held",
     [
         (each.name, _WRITTEN_TYPES.get(each.name, Count))
         for each in fields(AllocatedSizes)
-        if each.name not in ("form", "sampler")
+        if each.name not in ("form", *_SET_BY_THE_PROGRAM)
     ],
 )
 
@@ -44,7 +45,8 @@ def document_of_decoder(table: DecoderTable) -> dict[str, Any]:
         del document["forms"]
         return {"version": VERSION, **document}
     for entry in document["forms"]:
-        del entry["sampler"]  # set by the program, not by the model
+        for name in _SET_BY_THE_PROGRAM:
+            del entry[name]
     document["forms"] = {entry.pop("form"): entry for entry in document["forms"]}
     return {"version": VERSION, "forms_version": FORMS_VERSION, **document}
 

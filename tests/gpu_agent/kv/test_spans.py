@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -74,13 +76,31 @@ def test_an_outlet_gives_every_row_once_as_tokens_are_cached():
     for cached in (10, 10, 25):
         cache_send.extend(cached)
         while cache_send.has_more:
-            span = cache_send.take(8, 100)
-            waits.check(span)
-            waits.add(span)
+            for span in cache_send.take(8, 100):
+                waits.check(span)
+                waits.add(span)
     assert waits.is_complete
     assert cache_send.is_empty
     cache_send.unsettled += 1
     assert not cache_send.is_empty
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 60), st.integers(1, 900), st.integers(-5, 4000))
+def test_frames_that_are_exported_together_are_those_that_came_alone(blocks, tokens, most, room):
+    alone, together = (CacheSendProgress(7, "d-0", 2, 2 + blocks) for _ in range(2))
+    alone.extend(tokens)
+    together.extend(tokens)
+    single = [alone.take(8, most) for _ in range(10_000) if alone.has_more]
+    runs = []
+    while together.has_more:
+        runs.append(together.take(8, most, room))
+    assert all(len(run) == 1 for run in single)
+    assert [span for run in runs for span in run] == [span for (span,) in single]
+    for run in runs:
+        assert len({(span.first_token, span.last_token) for span in run}) == 1
+        assert all(a.last_block == b.first_block for a, b in pairwise(run))
+        assert sum(span.blocks * span.tokens * 8 for span in run[:-1]) < max(room, 1)
 
 
 def test_bfloat16_is_rounded_to_nearest_and_back_without_loss():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +26,7 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.live.agent_memory import memories_of, within_memory
 from catenary_scheduler.planning.requirements import hosts_of
 from catenary_scheduler.replanning.chain_builder import compose
+from catenary_services.domain import decoder
 from catenary_services.domain.decoder import (
     AllocatedSizes,
     DecoderForm,
@@ -46,6 +49,13 @@ from scheduling_cases.sized_decoders import (
 LLM = ModelKey("llm", "1")
 TOKENS = 64
 CHUNK = 16
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_graphs() -> Iterator[None]:
+    """Graphs as small as everything else here."""
+    with mock.patch.object(decoder, "GRAPH_BYTES", 3):
+        yield
 
 
 def sizes(form: DecoderForm, factor: int, steps: StepSizes) -> AllocatedSizes:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from catenary_services.domain.decoder import (
+    GRAPH_BYTES,
     AllocatedSizes,
     DecoderForm,
     DecoderRuntime,
@@ -52,7 +53,7 @@ def test_every_runtime_has_a_form_in_every_precision() -> None:
 def test_a_form_that_the_table_lacks_has_its_plain_sizes() -> None:
     table = replace(PLAIN, forms=(HELD,))
     found = table.held(DecoderForm.TORCH_BFLOAT16)
-    assert replace(found, sampler=HELD.sampler) == HELD
+    assert replace(found, sampler=HELD.sampler, has_graphs=False) == HELD
     for form in (None, DecoderForm.ONNX_INT4):
         found = table.held(form)
         assert (found.form, found.block_bytes, found.cache_bytes_per_token) == (form, (10,) * 3, 4)
@@ -93,6 +94,17 @@ def test_a_step_takes_the_larger_of_blocks_and_head() -> None:
     apart = replace(held, step=replace(step, kept_by_entries=1))
     assert apart.step_bytes(replace(asked, entries=3)) == 3 * (1000 + in_blocks) + 25 * 2 + 6 * 50
     assert held.step_bytes(replace(asked, entries=3)) == held.step_bytes(asked)
+
+
+def test_graphs_keep_the_memory_of_the_largest_step_beside_it() -> None:
+    held = replace(HELD, step=StepSizes(1000, 10, 2, 50, 3, 4))
+    asked = LargestStep(sessions=5, chunk_tokens=20, session_tokens=100)
+    graphs = replace(held, has_graphs=True)
+    assert graphs.step_bytes(asked) - held.step_bytes(asked) == 25 * (10 + 2) + 3 * GRAPH_BYTES
+    forms = tuple(replace(held, form=form) for form in DecoderForm)
+    table = replace(PLAIN, forms=forms)
+    replayed = {each.form for form in DecoderForm if (each := table.held(form)).has_graphs}
+    assert replayed == {DecoderForm.TORCH_FLOAT16, DecoderForm.TORCH_BFLOAT16}
 
 
 def test_a_partition_is_weights_caches_and_a_step() -> None:

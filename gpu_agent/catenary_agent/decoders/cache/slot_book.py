@@ -112,6 +112,12 @@ class SlotBook:
                 raise InvalidInput("session", f"{item.session} occurs twice in one step")
             seen.add(item.session)
             self._check_item(item)
+        # All at once, because a step may have hundreds of rows of one token.
+        read = [item.inputs for item in items if self.entries[item.session] == 0]
+        if read:
+            ids = np.concatenate(read)
+            if not (ids.min() >= 0 and ids.max() < self.table.vocabulary_size):
+                raise InvalidInput("inputs", "a token id is outside the vocabulary")
 
     def _check_item(self, item: StepItem) -> None:
         cached, limit = self.cached[item.session], self.limits[item.session]
@@ -124,8 +130,6 @@ class SlotBook:
             raise InvalidInput("inputs", f"{array.dtype} {list(array.shape)} is not what enters")
         if ranks == 2 and array.shape[1] != self.table.hidden_size:
             raise InvalidInput("inputs", f"{array.shape[1]} is not the hidden size")
-        if at_start and not (array.min() >= 0 and array.max() < self.table.vocabulary_size):
-            raise InvalidInput("inputs", "a token id is outside the vocabulary")
         if cached + len(array) > limit:
             raise InvalidInput("position", f"{cached + len(array)} tokens, at most {limit}")
         at_end = self.key.last_block == self.table.blocks

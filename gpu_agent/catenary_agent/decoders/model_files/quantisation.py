@@ -156,5 +156,6 @@ def unpacking_bytes(precision: str, shape: tuple[int, int], item_bytes: int) -> 
     outputs, inputs = shape
     if not is_quantised(precision, outputs, inputs):
         return 0
-    # For int4, the interleaved codes exist beside the numbers.
+    # For int4, the interleaved codes exist beside the numbers. Kernels take no more: the numbers
+    # alone, or for few rows the sums of parts of the inputs.
     return outputs * inputs * (item_bytes if precision == "int8" else item_bytes + 2)

@@ -192,7 +192,7 @@ def _held_bytes(
 ) -> tuple[int, int]:
     """Returns the bytes of a layer's tensor in PyTorch, and the bytes to dequantise it.
 
-    The latter are needed only where no kernel multiplies with codes, which is not known here.
+    The latter bound what kernels for codes take, too; whether there are any is not known here.
     """
     if is_router(name):
         return math.prod(tensor.shape) * _FLOAT32_BYTES, 0

@@ -33,7 +33,17 @@ _SERIES = 12
 
 def stream_of(seed: int, position: int) -> int:
     """Returns the signed 64-bit number from which the noise of one position derives."""
-    return _signed(_mixed((_mixed((seed + _STEP) & _ALL) + position * _STEP) & _ALL))
+    return stream_at(mixed_seed(seed), position)
+
+
+def mixed_seed(seed: int) -> int:
+    """Returns the part of `stream_of` that a session's positions share."""
+    return _mixed((seed + _STEP) & _ALL)
+
+
+def stream_at(mixed: int, position: int) -> int:
+    """Returns what `stream_of` does, from the result of `mixed_seed`."""
+    return _signed(_mixed((mixed + position * _STEP) & _ALL))
 
 
 def counters(xp: Any, vocabulary: int) -> Any:

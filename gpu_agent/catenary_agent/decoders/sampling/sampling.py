@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.sampling.gumbel import stream_of
+from catenary_agent.decoders.sampling.gumbel import mixed_seed, stream_at
+from catenary_agent.decoders.triton_kernels.row_table import row_constants
 from catenary_services.domain.sampler_sizes import SAID_TOKENS
 from catenary_services.domain.sampling import SamplingParameters
 
@@ -83,6 +84,9 @@ class SessionSampler:
         """The tokens that may be chosen next, [vocabulary]; None if all may."""
         self.mask: AnswerMask | None = None
         """The mask that finds these tokens; None without a grammar."""
+        self.constants = row_constants(parameters)
+        """The columns of this session's rows in the table for kernels."""
+        self._mixed_seed = mixed_seed(parameters.seed or 0)
         self._prompt_tokens = prompt_tokens
 
     @property
@@ -116,7 +120,12 @@ class SessionSampler:
     @property
     def takes_best(self) -> bool:
         """True if the token with the largest unchanged logit is chosen."""
-        return self.parameters.greedy and not (
+        return self.parameters.greedy and self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing changes logits before the temperature does."""
+        return not (
             self.said is not None
             or self.is_early
             or len(self.biased)
@@ -128,7 +137,7 @@ class SessionSampler:
     @property
     def stream(self) -> int:
         """The signed 64-bit number from which the noise of the next token derives."""
-        return stream_of(self.parameters.seed or 0, self.position)
+        return stream_at(self._mixed_seed, self.position)
 
     def take_mask(self) -> bool:
         """Waits for the tokens that match the grammar, if there is one.

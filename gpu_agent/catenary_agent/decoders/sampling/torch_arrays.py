@@ -28,8 +28,19 @@ was generated in the answer."""
 
 
 def torch_chooser(device: torch.device, vocabulary: int) -> TokenSampler:
-    """Returns a sampler for logits on a device."""
-    return TokenSampler(TorchArrayBackend(device, vocabulary), vocabulary)
+    """Returns a sampler for logits on a device, which uses kernels where they work."""
+    arrays = TorchArrayBackend(device, vocabulary)
+    if device.type == "cuda":
+        from catenary_agent.decoders.sampling.kernel_sampler import (
+            VOCABULARIES,
+            KernelSampler,
+            why_not_kernels,
+        )
+
+        with torch.cuda.device(device):
+            if vocabulary in VOCABULARIES and why_not_kernels(device) is None:
+                return KernelSampler(arrays, vocabulary, device)
+    return TokenSampler(arrays, vocabulary)
 
 
 class TorchArrayBackend:

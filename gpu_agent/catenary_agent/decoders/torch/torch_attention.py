@@ -6,7 +6,8 @@ it, all of them without repeating keys for grouped queries:
 
 * `FLASH`: one FlashAttention-2 call per layer for the whole mixed batch (Dao, arXiv 2307.08691),
   straight out of the pool: `cum_seq_k` is where each session's extent begins and `seqused_k` how
-  long it is. CUDA only.
+  long it is. CUDA only. Captured steps with prompts make two calls: single queries have a path of
+  their own there, where those of a chunk are tiles of up to 128 rows.
 * `PADDED`: decode rows in one call on gathered, padded slots with a mask; prompts one by one.
   For CUDA devices on which the first is not to be had.
 * `EACH`: one call per session on a view of its slot: no copy, no padding, and what a session gets
@@ -21,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -63,19 +66,35 @@ class AttentionMetadata:
             counts: Number of new tokens of each session.
             cached: Number of cached tokens of each session.
         """
+        self.caches = list(caches)
         self.counts = list(counts)
         self.used = [before + new for before, new in zip(cached, counts, strict=True)]
-        self.bounds = np.concatenate(([0], np.cumsum(counts))).tolist()
+        self.bounds = [0, *accumulate(counts)]
         """The first row of each session, and the number of rows: [sessions + 1]."""
         self.entries = [cache.first_layer for cache in caches]
-        self.starts: NDArray[np.int64] = np.stack([cache.starts for cache in caches], axis=1)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
         """First pool row of each session's slot: [layers, sessions]."""
-        spans = [np.arange(old, new) for old, new in zip(cached, self.used, strict=True)]
-        self.positions: NDArray[np.int64] = np.concatenate(spans)
+        starts: NDArray[np.int64] = np.stack([cache.starts for cache in self.caches], axis=1)
+        return starts
+
+    @cached_property
+    def session_of_row(self) -> NDArray[np.int64]:
+        """The place of each row's session among the step's: [rows]."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
         """Index of each row's token in its session: [rows]."""
-        session_of_row = np.repeat(np.arange(len(counts)), counts)
-        self.writes: NDArray[np.int64] = self.starts[:, session_of_row] + self.positions
+        shifts: NDArray[np.int64] = np.array(self.used) - np.array(self.bounds[1:])
+        rows: NDArray[np.int64] = np.arange(self.bounds[-1])
+        return rows + shifts[self.session_of_row]
+
+    @cached_property
+    def writes(self) -> NDArray[np.int64]:
         """Pool row at which each new token is stored: [layers, rows]."""
+        return self.starts[:, self.session_of_row] + self.positions
 
     def active(self, layer: int) -> int:
         """Returns how many sessions, from the first on, run through a layer."""
@@ -99,7 +118,13 @@ class StepTensors:
     used: torch.Tensor
     """Number of tokens of each session, the new ones included: int32 [sessions]."""
     most_new: int
+    """The most new tokens of a session, or more: it is the extent of the kernel's grid."""
     most_used: int
+    singles: StepTensors | None = None
+    """The layout of the first rows as those of sessions with one new token, which are computed
+    apart; None if all are computed together."""
+    are_single: torch.Tensor | None = None
+    """The first rows that are such ones: bool [rows of `singles`, 1, 1]."""
     masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
     @staticmethod
@@ -167,12 +192,26 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     step.pool.write(
         step.writes[call.layer, :rows], key[0].transpose(0, 1), value[0].transpose(0, 1)
     )
+    return attend_stored(call, query, (scaling, sliding_window, softcap, s_aux)), None
+
+
+def attend_stored(call: LayerCall, query: torch.Tensor, how: ScoreFormula) -> torch.Tensor:
+    """Attends to all cached tokens of each session, the new ones included.
+
+    Args:
+        call: The layer of a step.
+        query: [1, heads, rows, head size], rotated, in the datatype of the caches.
+        how: The formula of scores.
+
+    Returns:
+        The same datatype, [1, rows, heads, head size].
+    """
+    step, plan = call.step, call.step.plan
     if step.kernel is AttentionKernel.FLASH:
-        return _flash(call, query[0].transpose(0, 1), scaling, sliding_window)[None], None
+        scaling, window, _, _ = how
+        return _mixed(call, query[0].transpose(0, 1), scaling, window)[None]
     output = torch.empty_like(query.transpose(1, 2))
-    plan = step.plan
     assert plan is not None  # only FLASH runs under a CUDA graph
-    how = scaling, sliding_window, softcap, s_aux
     singly = list(range(call.sessions))
     if step.kernel is AttentionKernel.PADDED:
         groups = _gathered(step, [i for i in singly if plan.counts[i] == 1])
@@ -183,7 +222,7 @@ def attend(  # noqa: PLR0913, PLR0917  (transformers fixes the signature)
     for i in singly:
         part = slice(plan.bounds[i], plan.bounds[i + 1])
         output[:, part] = _one(call, query[:, :, part], i, how)
-    return output, None
+    return output
 
 
 def _gathered(step: StepTensors, sessions: list[int]) -> list[list[int]]:
@@ -261,6 +300,19 @@ def _padded(
         grouped, keys, values, attn_mask=seen[:, None, None, :], scale=scaling
     )
     return result.reshape(query.shape)
+
+
+def _mixed(
+    call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
+) -> torch.Tensor:
+    """Attends for all sessions; query and result [rows, heads, head size]."""
+    result = _flash(call, query, scaling, window)
+    singles, there = call.step.singles, call.step.are_single
+    if singles is not None and there is not None:
+        most = len(there)
+        alone = _flash(LayerCall(singles, call.layer, most), query[:most], scaling, window)
+        torch.where(there, alone, result[:most], out=result[:most])
+    return result
 
 
 def _flash(

@@ -9,14 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from catenary_agent.kv.arrays import CacheArray, to_bfloat16, to_float32
-from catenary_agent.kv.span import CacheSpan
+from catenary_agent.decoders.transfers.pinned import host_memory
+from catenary_agent.kv.arrays import CacheArray
+from catenary_agent.kv.span import CacheSpan, pieces
 from catenary_services.errors import Overloaded
+
+_PINNED_BYTES = 8 << 20
+"""The most bytes of an exported array that is pinned memory itself. Larger ones are put together of
+such pieces. Agents export as much at a time (`CacheLimits.export_bytes`)."""
+_STAGED_BYTES = 4 << 20
+"""The bytes of imported arrays that are copied to a device at a time."""
+_TYPES: dict[np.dtype[Any], torch.dtype] = {
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float16): torch.float16,
+    np.dtype(np.uint16): torch.bfloat16,
+}
+"""The number formats of the dtypes of a `CacheArray`."""
+_HOST_TYPES = {number: dtype for dtype, number in _TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +44,7 @@ class TokenCacheShape:
     device: torch.device
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SessionCache:
     """The slots of one session."""
 
@@ -61,16 +76,18 @@ class SlotPool:
         """
         self.slots, self.tokens, self.layers, self.shape = slots, tokens, layers, shape
         rows = slots * tokens + 1  # padding of CUDA graphs writes to the last row
-        size = (rows, shape.heads, shape.head_size)
+        size = (2, rows, shape.heads, shape.head_size)
         try:
-            self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
-            self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
+            self._rows = torch.empty(size, dtype=shape.dtype, device=shape.device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             text = str(error).splitlines()[0][:200]
             raise Overloaded(f"no memory for {slots} block slots of {tokens} tokens: {text}") from (
                 error
             )
+        self.keys, self.values = self._rows.unbind()
         self._free = list(range(slots - 1, -1, -1))
+        self._staging: torch.Tensor | None = None
+        """Host memory on the way to a device; None until something is imported."""
 
     @property
     def spare_bytes(self) -> int:
@@ -97,46 +114,98 @@ class SlotPool:
         self.keys.index_copy_(0, rows, keys)
         self.values.index_copy_(0, rows, values)
 
-    def read(self, cache: SessionCache, span: CacheSpan, first_block: int) -> CacheArray:
+    def read(
+        self,
+        cache: SessionCache,
+        span: CacheSpan,
+        first_block: int,
+        most_bytes: int | None = None,
+    ) -> CacheArray:
         """Returns a copy of a part of a session's cache on the host.
 
         Args:
             cache: The session's slots.
             span: The blocks and tokens to copy.
             first_block: The first block of the partition.
+            most_bytes: The most bytes that leave the device at a time; None if that is for the
+                device to say.
 
         Returns:
             `[blocks, 2, tokens, heads, head_size]`: float32, float16, or uint16 with the bits of
-                bfloat16.
+                bfloat16. An array from a CUDA device is pinned memory unless it is large.
         """
-        parts = []
-        for block in range(span.first_block, span.last_block):
-            rows = _rows_of(cache, block - first_block, span)
-            parts += [self.keys[rows], self.values[rows]]
-        stacked = torch.stack(parts)
-        whole = stacked.view(span.blocks, 2, *stacked.shape[1:])
-        if whole.dtype == torch.bfloat16:
-            bits: CacheArray = whole.view(torch.int16).cpu().numpy().view(np.uint16)
-            return bits
-        host: CacheArray = whole.cpu().numpy()
-        return host
+        row_bytes = 2 * self.keys[self.scratch].nbytes
+        if most_bytes is None:
+            is_cuda = self.shape.device.type == "cuda"
+            most_bytes = _PINNED_BYTES if is_cuda else row_bytes * span.blocks * span.tokens
+        parts = list(pieces(span, row_bytes, most_bytes))
+        if len(parts) == 1:
+            return self._read(cache, span, first_block)
+        row = (self.shape.heads, self.shape.head_size)
+        made: CacheArray = np.empty(
+            (span.blocks, 2, span.tokens, *row), _HOST_TYPES[self.shape.dtype]
+        )
+        for part in parts:
+            _part_of(made, span, part)[:] = self._read(cache, part, first_block)
+        return made
 
     def write_part(
-        self, cache: SessionCache, span: CacheSpan, first_block: int, rows: CacheArray
+        self,
+        cache: SessionCache,
+        span: CacheSpan,
+        first_block: int,
+        rows: CacheArray,
+        most_bytes: int = _STAGED_BYTES,
     ) -> None:
-        """Overwrites a part of a session's cache with an array that `read` of any pool returned."""
-        if self.shape.dtype == torch.bfloat16:
-            whole = torch.from_numpy(np.array(to_bfloat16(rows)).view(np.int16))
-            whole = whole.to(self.shape.device).view(torch.bfloat16)
-        else:
-            exact = rows if self.shape.dtype == torch.float16 else to_float32(rows)
-            if exact.dtype == np.uint16:
-                exact = to_float32(exact)
-            whole = torch.from_numpy(np.array(exact)).to(self.shape.device)
-        for index, block in enumerate(range(span.first_block, span.last_block)):
-            target = _rows_of(cache, block - first_block, span)
-            self.keys[target].copy_(whole[index, 0])
-            self.values[target].copy_(whole[index, 1])
+        """Overwrites a part of a session's cache with an array that `read` of any pool returned.
+
+        Args:
+            cache: The session's slots.
+            span: The blocks and tokens to overwrite.
+            first_block: The first block of the partition.
+            rows: The array, in any of the formats of `read`.
+            most_bytes: The most bytes that go to the device at a time.
+        """
+        row_bytes = 2 * rows[0, 0, 0].nbytes
+        for part in pieces(span, row_bytes, most_bytes):
+            piece = _part_of(rows, span, part)
+            staging = self._staged(piece.nbytes)
+            staging.numpy().view(rows.dtype).reshape(piece.shape)[:] = piece
+            # It waits for the copy, so the staging memory is free again afterwards.
+            arrived = staging.to(self.shape.device).view(_TYPES[rows.dtype]).view(piece.shape)
+            target, slots = self._slots_of(cache, part, first_block)
+            target.index_copy_(0, slots, arrived.to(self.shape.dtype))
+
+    def _read(self, cache: SessionCache, span: CacheSpan, first_block: int) -> CacheArray:
+        source, slots = self._slots_of(cache, span, first_block)
+        host = gathered = source.index_select(0, slots)
+        if gathered.device.type != "cpu":
+            host = host_memory(tuple(gathered.shape), gathered.dtype, gathered.device)
+            host.copy_(gathered)
+        bits = host.view(torch.int16) if host.dtype == torch.bfloat16 else host
+        made: CacheArray = bits.numpy().view(_HOST_TYPES[host.dtype])
+        return made
+
+    def _slots_of(
+        self, cache: SessionCache, span: CacheSpan, first_block: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns a span's tokens in all slots, and the slots of the session in its blocks.
+
+        The first is a view `[slots, 2, tokens, heads, head size]` of the pool, the second int64
+        `[blocks]` on the device.
+        """
+        row = (self.shape.heads, self.shape.head_size)
+        by_slot = self._rows[:, : self.scratch].view(2, self.slots, self.tokens, *row)
+        first = span.first_block - first_block - cache.first_layer
+        slots = torch.from_numpy(cache.slots[first : first + span.blocks])
+        tokens = by_slot[:, :, span.first_token : span.last_token].transpose(0, 1)
+        return tokens, slots.to(self.shape.device, non_blocking=True)
+
+    def _staged(self, nbytes: int) -> torch.Tensor:
+        if self._staging is None or len(self._staging) < nbytes:
+            size = max(nbytes, _STAGED_BYTES)
+            self._staging = host_memory((size,), torch.uint8, self.shape.device)
+        return self._staging[:nbytes]
 
     def adopt(
         self, old: SlotPool, sessions: Mapping[int, SessionCache], cached: Mapping[int, int]
@@ -165,7 +234,8 @@ class SlotPool:
         cache.starts = starts
 
 
-def _rows_of(cache: SessionCache, layer: int, span: CacheSpan) -> slice:
-    """Returns the pool rows of a span's tokens in one layer of the partition."""
-    start = int(cache.starts[layer])
-    return slice(start + span.first_token, start + span.last_token)
+def _part_of(rows: CacheArray, whole: CacheSpan, part: CacheSpan) -> CacheArray:
+    """Returns the view of a part in an array of a whole span."""
+    blocks = slice(part.first_block - whole.first_block, part.last_block - whole.first_block)
+    tokens = slice(part.first_token - whole.first_token, part.last_token - whole.first_token)
+    return rows[blocks, :, tokens]

@@ -1,7 +1,7 @@
 """The decoder executor on PyTorch: decoder layers of `transformers` over a slot pool.
 
 It is the executor for CUDA devices: float16, one attention call per layer for the mixed batch,
-decode steps replayed as CUDA graphs. On a CPU it computes in float32 and serves as the reference
+steps replayed as CUDA graphs. On a CPU it computes in float32 and serves as the reference
 for other executors.
 """
 
@@ -17,6 +17,7 @@ from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.row_results import row_results, score_prompt
 from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+from catenary_agent.decoders.torch.fused.fused_layers import fuse
 from catenary_agent.decoders.torch.torch_attention import (
     AttentionKernel,
     AttentionMetadata,
@@ -24,7 +25,7 @@ from catenary_agent.decoders.torch.torch_attention import (
 )
 from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_flash import why_not_flash
-from catenary_agent.decoders.torch.torch_graphs import DecodeGraphs, graphable
+from catenary_agent.decoders.torch.torch_graphs import GraphLimits, StepGraphs, StepOutput
 from catenary_agent.decoders.torch.torch_model import BlockModel
 from catenary_agent.decoders.torch.torch_weights import (
     WeightFormat,
@@ -38,7 +39,7 @@ from catenary_agent.devices.device_errors import let_go
 from catenary_agent.executors.device import Device
 from catenary_agent.kv.arrays import CacheArray
 from catenary_agent.kv.span import CacheSpan
-from catenary_services.domain.decoder import form_of
+from catenary_services.domain.decoder import GPU_CHUNK_TOKENS, form_of
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.errors import InternalError
 from catenary_services.log import get_logger
@@ -52,7 +53,7 @@ class TorchDecoder(BookedDecoder):
 
     commits_on_use = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  (two of them are settings of the agent)
         self,
         repository: ModelRepository,
         key: PartitionKey,
@@ -60,6 +61,7 @@ class TorchDecoder(BookedDecoder):
         layout: CacheLayout,
         threads: int,
         dtype: str = "auto",
+        chunk_tokens: int = GPU_CHUNK_TOKENS,
     ) -> None:
         """Loads the weights and allocates the caches.
 
@@ -71,6 +73,8 @@ class TorchDecoder(BookedDecoder):
             threads: Number of compute threads on a CPU. PyTorch has one thread pool per process, so
                 the last number given holds for all its executors.
             dtype: See `compute_dtype`.
+            chunk_tokens: The most tokens of prompts in one step, as long as steps are to be
+                captured as CUDA graphs.
 
         Raises:
             NotSupported: PyTorch does not see the device or does not know the model's family.
@@ -82,7 +86,8 @@ class TorchDecoder(BookedDecoder):
         self._device = torch_device(device)
         self._layers = key.last_block - key.first_block
         self._caches: dict[int, SessionCache] = {}
-        self._graphs: DecodeGraphs | None = None
+        self._chunk_tokens = chunk_tokens
+        self._graphs: StepGraphs | None = None
         torch.set_num_threads(threads)
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -104,9 +109,11 @@ class TorchDecoder(BookedDecoder):
             heads, size = self.table.key_value_heads, self.table.head_size
             self._shape = TokenCacheShape(heads, size, cache_dtype(numbers), self._device)
             self._kernel = self._choose_kernel()
+            if self._device.type == "cuda":
+                fuse(blocks, self._shape, self._kernel)
             self._pool = self._new_pool(layout.block_slots, layout.session_tokens)
             self.memory_bytes = blocks.memory_bytes + self._pool.spare_bytes
-            self._renew_graphs()
+            self._renew_graphs(capture=True)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         self._book.open(session, entry_block, tokens)
@@ -116,15 +123,18 @@ class TorchDecoder(BookedDecoder):
         if self._book.close(session):
             self._pool.close(self._caches.pop(session))
             self._chooser.forget(session)
-            self._fit_pool()
+            self._fit_pool(capture=False)
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
         """Runs one iteration; see `DecoderExecutor.step`."""
         self._book.check(items)
         if not items:
             return []
-        # Sorted by entry block, so that the sessions in a layer are always the first ones.
-        order = sorted(range(len(items)), key=lambda i: self._book.entries[items[i].session])
+        # Sorted by entry block, so that the sessions in a layer are always the first ones; among
+        # them those with one new token come first, as captured steps have them.
+        entries = self._book.entries
+        keys = [(entries[item.session], len(item.inputs) > 1) for item in items]
+        order = sorted(range(len(items)), key=keys.__getitem__)
         ordered = [items[i] for i in order]
         try:
             with self._on_stream(), torch.inference_mode():
@@ -164,7 +174,7 @@ class TorchDecoder(BookedDecoder):
         before = self._book.layout
         self._book.layout = prepared
         try:
-            self._fit_pool()
+            self._fit_pool(capture=True)
         except BaseException:
             self._book.layout = before
             raise
@@ -180,17 +190,12 @@ class TorchDecoder(BookedDecoder):
         caches = [self._caches[item.session] for item in items]
         counts = [len(item.inputs) for item in items]
         plan = AttentionMetadata(caches, counts, [item.position for item in items])
-        joining = self._joining(items)
-        done = None
-        if self._graphs is not None and graphable(plan):
-            done = self._graphs.run(plan, joining[0])
-        hidden, logits = done or (self._run_eagerly(plan, joining), None)
-        results: list[np.ndarray | None] = [None] * len(items)
         ends = [i for i, item in enumerate(items) if item.want in ("token", "logits")]
-        rows = [plan.bounds[i + 1] - 1 for i in ends]
-        if rows and (logits is None or len(rows) < len(logits)):
-            logits = self._model.logits(hidden[rows]) if logits is None else logits[rows]
-        if rows and logits is not None:
+        output = self._states(plan, items, [plan.bounds[i + 1] - 1 for i in ends])
+        hidden = output.hidden
+        results: list[np.ndarray | None] = [None] * len(items)
+        if output.last is not None:
+            logits = self._model.logits(output.last)
             made = row_results(self._chooser, logits, [items[i] for i in ends])
             for i, result in zip(ends, made, strict=True):
                 results[i] = result
@@ -198,13 +203,24 @@ class TorchDecoder(BookedDecoder):
             if item.scores is not None and item.scores.following:
                 states = hidden[plan.bounds[i] : plan.bounds[i + 1]]
                 score_prompt(self._chooser, self._model.logits, states, item)
-        # On a CPU these tensors belong to this step; those of a CUDA graph are copied by cpu().
         if any(item.want == "hidden" for item in items):
+            # On a CPU these tensors belong to this step, and those of a device are copied.
             all_states = hidden.cpu().numpy()
             for i, item in enumerate(items):
                 if item.want == "hidden":
                     results[i] = all_states[plan.bounds[i] : plan.bounds[i + 1]]
         return results
+
+    def _states(
+        self, plan: AttentionMetadata, items: Sequence[StepItem], ends: list[int]
+    ) -> StepOutput:
+        """Returns the states of all rows and of those named by `ends`, replayed if possible."""
+        if self._graphs is not None:
+            output = self._graphs.run(plan, [item.inputs for item in items], ends)
+            if output is not None:
+                return output
+        hidden = self._run_eagerly(plan, self._joining(items))
+        return StepOutput(hidden, hidden[ends] if ends else None)
 
     def _run_eagerly(
         self, plan: AttentionMetadata, joining: dict[int, torch.Tensor]
@@ -225,7 +241,7 @@ class TorchDecoder(BookedDecoder):
             for layer, parts in arrays.items()
         }
 
-    def _fit_pool(self) -> None:
+    def _fit_pool(self, *, capture: bool) -> None:
         """Resizes the pool to the layout, or to what longer or more running sessions still need."""
         layout, book = self._book.layout, self._book
         slots = max(layout.block_slots, book.used)
@@ -253,20 +269,24 @@ class TorchDecoder(BookedDecoder):
             else:
                 self._pool = self._new_pool(slots, tokens)
                 self._pool.adopt(old, self._caches, book.cached)
-            self._renew_graphs()
+            self._renew_graphs(capture=capture)
 
     def _new_pool(self, slots: int, tokens: int) -> SlotPool:
         return SlotPool(slots, tokens, self._layers, self._shape)
 
-    def _renew_graphs(self) -> None:
+    def _renew_graphs(self, *, capture: bool) -> None:
         # Which experts work is known when a step runs, so steps of theirs cannot be captured.
         mixed = self._model.blocks.description.experts is not None
-        if self._kernel is AttentionKernel.FLASH and not mixed:
-            self._graphs = DecodeGraphs(self._model, self._pool, self.table.hidden_size)
-            # With sessions waiting, buckets are captured only when they are needed.
-            if not self._caches:
-                with torch.inference_mode():
-                    self._graphs.capture(max(1, self.layout.block_slots // self._layers))
+        if self._kernel is not AttentionKernel.FLASH or mixed:
+            return
+        layout = self.layout
+        chunk_tokens = min(self._chunk_tokens, layout.session_tokens)
+        limits = GraphLimits(layout.block_slots // self._layers, chunk_tokens)
+        self._graphs = StepGraphs(self._model, self._pool, self.table.hidden_size, limits)
+        # With sessions waiting, steps are captured one by one, when they are met often.
+        if capture and not self._caches:
+            with torch.inference_mode():
+                self._graphs.capture()
 
     def _choose_kernel(self) -> AttentionKernel:
         if self._device.type == "cpu":

@@ -1,170 +1,185 @@
-"""CUDA graphs of decode steps: replaying a graph replaces the hundreds of launches of a step.
+"""CUDA graphs of steps: replaying a graph replaces the hundreds of launches of a step.
 
-There is one graph per batch bucket. A smaller batch is padded with rows that write to the pool's
-scratch row and that nobody reads. Only steps in which every session decodes one token and enters at
-the partition's first block are captured; all others run eagerly.
+There is a graph for each bucket of rows, of two kinds: steps in which every session decodes, and
+steps with prompt chunks. Sessions that enter behind the partition's first layer run eagerly, and so
+do steps that no bucket holds. The head is not part of a graph: it is computed for those rows only
+whose logits are wanted, and launched while the graph still runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from catenary_agent.decoders.torch.torch_attention import (
-    AttentionKernel,
-    AttentionMetadata,
-    StepTensors,
-)
+from catenary_agent.decoders.torch.torch_attention import AttentionMetadata
 from catenary_agent.decoders.torch.torch_cache import SlotPool
 from catenary_agent.decoders.torch.torch_model import BlockModel
+from catenary_agent.decoders.torch.torch_static import StaticStep, StepBucket, StepBuffers
 from catenary_services.log import get_logger
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+"""Rows of decode steps. On an H200, 64 more rows of an 8B model cost 2 to 3 ms of 12 to 20."""
+MIXED_ROWS = (16, 32, 64, 96, *range(128, 1024 + 1, 64))
+"""Rows of steps with prompt chunks. An eager step of up to 512 takes as long as its launches."""
+_MOST_CHUNKS = 32
+"""The most sessions with chunks: each has a part of the attention's grid, with work or without."""
+_MET_BEFORE_CAPTURE = 4
+"""The time of a capture is about that of four eager steps, less that of their replays."""
 
 _log = get_logger("catenary_agent.decoders")
-_WARM_RUNS = 2
 
 
-def bucket_of(sessions: int) -> int | None:
-    """Returns the smallest bucket for a number of sessions; None if there is none."""
-    return next((size for size in BUCKETS if size >= sessions), None)
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """The largest steps that are captured."""
 
+    sessions: int
+    chunk_tokens: int
+    """The most tokens of prompts in one step."""
 
-def graphable(plan: AttentionMetadata) -> bool:
-    """Returns True if every session decodes one token and enters at the first layer."""
-    return (
-        max(plan.counts) == 1 and plan.entries[-1] == 0 and bucket_of(len(plan.counts)) is not None
-    )
-
-
-class StaticStep:
-    """A decode step of a fixed number of sessions, whose tensors keep their addresses."""
-
-    def __init__(self, model: BlockModel, pool: SlotPool, size: int, hidden_size: int) -> None:
-        """Allocates a step of `size` rows, all of them padding."""
-        blocks, device, layers = model.blocks, pool.shape.device, pool.layers
-        self._model, self._scratch = model, pool.scratch
-        self.size = size
-        long, short = torch.int64, torch.int32
-        if blocks.embedding is None:
-            self.entering = torch.zeros((size, hidden_size), dtype=torch.float32, device=device)
-        else:
-            self.entering = torch.zeros(size, dtype=long, device=device)
-        self.positions = torch.zeros(size, dtype=long, device=device)
-        starts = (layers, size + 1)
-        self.step = StepTensors(
-            plan=None,
-            pool=pool,
-            kernel=AttentionKernel.FLASH,
-            writes=torch.full((layers, size), pool.scratch, dtype=long, device=device),
-            query_starts=torch.arange(size + 1, dtype=short, device=device),
-            key_starts=torch.full(starts, pool.scratch, dtype=short, device=device),
-            used=torch.ones(size, dtype=short, device=device),
-            most_new=1,
-            most_used=pool.tokens,
-        )
-
-    def run(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the hidden states and, where the last block is, the logits of all rows."""
-        layers = len(self._model.blocks.layers)
-        joining = {0: self.entering}
-        hidden = self._model.forward(self.step, self.positions, joining, [self.size] * layers)
-        head = self._model.blocks.head
-        return hidden, self._model.logits(hidden) if head is not None else None
-
-    def fill(self, plan: AttentionMetadata, entering: torch.Tensor) -> None:
-        """Sets the first rows to those of a plan; all others become padding."""
-        sessions = len(plan.counts)
-        spare = self.size - sessions
-        self.entering[:sessions].copy_(entering)
-        self.positions[:sessions].copy_(torch.from_numpy(plan.positions))
-        writes = np.pad(plan.writes, ((0, 0), (0, spare)), constant_values=self._scratch)
-        self.step.writes.copy_(torch.from_numpy(writes))
-        starts = np.pad(plan.starts, ((0, 0), (0, spare + 1)), constant_values=self._scratch)
-        self.step.key_starts.copy_(torch.from_numpy(starts.astype(np.int32)))
-        used = np.array([*plan.used, *[1] * spare], np.int32)
-        self.step.used.copy_(torch.from_numpy(used))
+    def buckets(self) -> list[StepBucket]:
+        """Returns the buckets by ascending rows, those of decode steps first."""
+        sessions = max(1, min(self.sessions, DECODE_ROWS[-1]))
+        decoding = [StepBucket(rows, rows) for rows in _stairs(DECODE_ROWS, sessions)]
+        most = min(sessions + self.chunk_tokens, MIXED_ROWS[-1])
+        return decoding + [
+            StepBucket(rows, min(rows, sessions), min(_MOST_CHUNKS, -(-rows // 2)))
+            for rows in _stairs(MIXED_ROWS, most)
+        ]
 
 
 @dataclass(slots=True)
-class _Graph:
-    graph: torch.cuda.CUDAGraph
-    static: StaticStep
+class _Captured:
+    """The graph of a bucket, or how often it would have been replayed."""
+
+    replay: Callable[[], object] | None = None
+    static: StaticStep | None = None
+    """The step that is replayed, whose tensors the graph knows by address only."""
+    met: int = 0
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """The states behind the last layer, valid until the next step."""
+
     hidden: torch.Tensor
-    logits: torch.Tensor | None
+    """Those of all rows: float32 [rows, hidden size]."""
+    last: torch.Tensor | None = field(default=None)
+    """Those of the rows that were asked for; None if none were."""
 
 
-class DecodeGraphs:
+class StepGraphs:
     """The CUDA graphs of one executor over one pool; a new pool needs new ones."""
 
-    def __init__(self, model: BlockModel, pool: SlotPool, hidden_size: int) -> None:
-        """Begins without graphs; each is captured when its bucket is first used."""
-        self._model = model
-        self._pool = pool
-        self._hidden_size = hidden_size
-        self._graphs: dict[int, _Graph] = {}
+    def __init__(
+        self, model: BlockModel, pool: SlotPool, hidden_size: int, limits: GraphLimits
+    ) -> None:
+        """Allocates the buffers of steps; nothing is captured yet."""
+        self.buckets = limits.buckets()
+        most = StepBucket(*(max(each) for each in zip(*map(_sizes, self.buckets), strict=True)))
+        self.buffers = StepBuffers(model, pool, most, hidden_size)
+        self._device = pool.shape.device
+        self._graphs = {bucket: _Captured() for bucket in self.buckets}
         self._memory: Any = None
+        self._side: torch.cuda.Stream | None = None
         self._broken = False
 
+    def bucket_of(self, plan: AttentionMetadata) -> StepBucket | None:
+        """Returns the smallest bucket that holds a step; None if none does."""
+        if plan.entries[-1] > 0:
+            return None
+        singles = plan.counts.count(1)
+        counts = plan.bounds[-1], singles, len(plan.counts) - singles
+        # Whatever is captured for a prompt would also do for decode rows, at a higher price.
+        return next(
+            (
+                each
+                for each in self.buckets
+                if bool(each.chunks) == bool(counts[2]) and each.holds(*counts)
+            ),
+            None,
+        )
+
     def run(
-        self, plan: AttentionMetadata, entering: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Replays the graph of a step's bucket, which is captured first if necessary.
+        self, plan: AttentionMetadata, inputs: Sequence[NDArray[Any]], ends: Sequence[int]
+    ) -> StepOutput | None:
+        """Replays the graph of a step's bucket, which is captured if that is worth its while.
 
         Args:
-            plan: A step for which `graphable` is true.
-            entering: The inputs of the first layer, on the host or the device.
+            plan: A step. Sessions with one new token come first.
+            inputs: The inputs of each session.
+            ends: The rows whose states are wanted by themselves.
 
         Returns:
-            Hidden states [sessions, hidden size] and, where the last block is, logits [sessions,
-                vocabulary], valid until the next run; None if no graph can be captured.
+            The states; None if the step has to run eagerly.
         """
-        sessions = len(plan.counts)
-        size = bucket_of(sessions)
-        if self._broken or size is None:
+        bucket = None if self._broken else self.bucket_of(plan)
+        if bucket is None:
             return None
-        if size not in self._graphs and not self._capture(size):
+        graph = self._graphs[bucket]
+        graph.met += 1
+        if graph.replay is None and graph.met < _MET_BEFORE_CAPTURE:
             return None
-        graph = self._graphs[size]
-        graph.static.fill(plan, entering)
-        graph.graph.replay()
-        logits = None if graph.logits is None else graph.logits[:sessions]
-        return graph.hidden[:sessions], logits
+        # Before a capture, because that begins with a run: of this step, not of an earlier one.
+        self.buffers.fill(bucket, plan, inputs, ends)
+        if graph.replay is None:
+            self._capture(bucket)
+        if graph.replay is None:
+            return None
+        graph.replay()
+        rows = plan.bounds[-1]
+        hidden = self.buffers.leaving[:rows]
+        if len(ends) == rows:
+            return StepOutput(hidden, hidden)
+        return StepOutput(hidden, self.buffers.last(len(ends)) if ends else None)
 
-    def capture(self, most_sessions: int) -> None:
-        """Captures the graphs of every bucket up to that of `most_sessions`."""
-        for size in BUCKETS:
-            if size > (bucket_of(most_sessions) or BUCKETS[-1]) or not self._capture(size):
-                return
+    def capture(self) -> None:
+        """Captures all graphs, before any session is open.
 
-    def _capture(self, size: int) -> bool:
+        The largest comes first: the memory of one serves all that are smaller.
+        """
+        self.buffers.clear()
+        for bucket in sorted(self.buckets, key=lambda each: -each.rows):
+            if not self._broken and self._graphs[bucket].replay is None:
+                self._capture(bucket)
+
+    def _capture(self, bucket: StepBucket) -> None:
+        graph, static = self._graphs[bucket], StaticStep(self.buffers, bucket)
         try:
-            self._graphs[size] = self._captured(size)
+            graph.replay = self._recorded(static)
+            graph.static = static
         except (RuntimeError, torch.OutOfMemoryError) as error:
             self._broken = True
             reason = str(error).splitlines()[0][:200]
-            _log.warning("decode_graphs_unavailable", sessions=size, reason=reason)
-            return False
-        return True
+            _log.warning("step_graphs_unavailable", rows=bucket.rows, reason=reason)
 
-    def _captured(self, size: int) -> _Graph:
-        device = self._pool.shape.device
-        static = StaticStep(self._model, self._pool, size, self._hidden_size)
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_RUNS):
-                static.run()
-        torch.cuda.current_stream(device).wait_stream(side)
-        torch.cuda.synchronize(device)
+    def _recorded(self, static: StaticStep) -> Callable[[], object]:
+        """Returns a function that replays a step."""
+        if self._side is None:
+            # One stream for all captures: memory that one has freed is for those on the same.
+            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            static.run()  # what libraries do once for a size they must not do during the capture
+        current.wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         # Graphs of one executor never run at the same time, so they can share memory.
         with torch.cuda.graph(
-            graph, pool=self._memory, stream=side, capture_error_mode="thread_local"
+            graph, pool=self._memory, stream=self._side, capture_error_mode="thread_local"
         ):
-            hidden, logits = static.run()
+            static.run()
         self._memory = graph.pool()
-        return _Graph(graph, static, hidden, logits)
+        return graph.replay
+
+
+def _stairs(steps: Sequence[int], most: int) -> list[int]:
+    return [*(step for step in steps if step < most), most]
+
+
+def _sizes(bucket: StepBucket) -> tuple[int, int, int]:
+    return bucket.rows, bucket.singles, bucket.chunks

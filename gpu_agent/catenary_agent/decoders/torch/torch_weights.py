@@ -1,12 +1,11 @@
 """Decoder layers of `transformers` that have the weights of a range of blocks only.
 
 The model is built without memory (meta device). Then only the tensors of the wanted blocks are read
-from the safetensors files by name, each directly to its device.
+from the safetensors files by name, each directly to its device. On a CPU files are mapped.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,9 @@ from catenary_agent.decoders.model_files.quantisation import (
 )
 from catenary_agent.decoders.model_files.stored_names import TensorPiece, is_router, pieces_of
 from catenary_agent.decoders.torch.torch_quantised import (
-    Quantised,
+    QuantisedLinear,
     from_files,
     quantised,
-    step_dtype,
 )
 from catenary_agent.decoders.torch.torch_skeleton import (
     DecoderSkeleton,
@@ -36,6 +34,7 @@ from catenary_agent.decoders.torch.torch_skeleton import (
     skeleton,
 )
 from catenary_agent.decoders.torch.torch_wide import OperandCache, widened
+from catenary_agent.decoders.transfers.tensor_reader import reader_for
 from catenary_agent.executors.device import Device
 from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.decoder import DecoderRuntime
@@ -133,7 +132,12 @@ def load_blocks(
     entering = OperandCache()
 
     def ready(module: torch.nn.Module) -> torch.nn.Module:
-        return module if dtype is torch.float32 else widened(module, entering)
+        if dtype is torch.float32:
+            return module
+        for each in module.modules():
+            if isinstance(each, QuantisedLinear):
+                each.entering = entering
+        return widened(module, entering)
 
     return DecoderBlocks(
         layers=[ready(base.layers[i]) for i in range(key.first_block, key.last_block)],
@@ -209,15 +213,15 @@ class _Files:
     def __init__(self, reading: VerifiedReading, device: torch.device) -> None:
         self._reading = reading
         self.device = device
-        self._readers: dict[Path, Any] = {}
-        self._stack = ExitStack()
         self.places = places_in(reading)
+        self._reader = reader_for(device)
+        self._extremes: dict[str, torch.Tensor] = {}
 
     def __enter__(self) -> _Files:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._reader.__exit__()
 
     def expect(self, prefixes: tuple[str, ...]) -> None:
         """Notes that all tensors will be read whose names begin with one of some prefixes."""
@@ -234,19 +238,39 @@ class _Files:
         Raises:
             InvalidInput: The tensor is missing or has another shape.
         """
-        from safetensors import safe_open
-
         if name not in self.places:
             raise InvalidInput(name, "is not in the model's files")
         file, where = self.places[name]
         if expected is not None:
             check_shape(name, where.shape, expected)
-        if file not in self._readers:
-            opened = safe_open(file, framework="pt", device=str(self.device))
-            self._readers[file] = self._stack.enter_context(opened)
         self._reading.begin(file, [(where.offset, where.nbytes)])
-        tensor: torch.Tensor = self._readers[file].get_tensor(name)
-        return tensor
+        return self._reader.read(file, name, where)
+
+    def converted(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Returns a tensor in a datatype; see `check_numbers` for values that do not fit.
+
+        Raises:
+            InvalidInput: The tensor is missing or has another shape.
+        """
+        tensor = self.read(name, shape)
+        made = tensor.to(dtype)
+        if dtype is torch.float16 and tensor.dtype is not dtype and made.numel():
+            self._extremes[name] = torch.stack(made.aminmax())
+        return made
+
+    def check_numbers(self) -> None:
+        """Raises NotSupported if a value of a tensor that was converted is too large for float16.
+
+        All of them are looked at together, because each look waits for a device.
+        """
+        if not self._extremes:
+            return
+        infinite = torch.stack(list(self._extremes.values())).isinf().any(1).tolist()
+        for name, is_infinite in zip(self._extremes, infinite, strict=True):
+            if is_infinite:
+                raise NotSupported(
+                    f"{name} is too large for float16: set decoder_numbers to bfloat16"
+                )
 
 
 def _fill(
@@ -273,6 +297,7 @@ def _fill(
             check_shape(known, tuple(read[known].shape), shape)
             state[name] = read[known]
         module.load_state_dict(state, assign=True)
+    files.check_numbers()
     return memory + sum(tensor.nbytes for tensor in read.values())
 
 
@@ -282,36 +307,19 @@ def _joined(
     """Returns a module's tensor of its pieces in files."""
     if pieces[0].expert is None:
         only = pieces[0]
-        return _converted(only.name, files.read(only.name, only.shape), dtype)
+        return files.converted(only.name, only.shape, dtype)
     made = torch.empty(shape, dtype=dtype, device=files.device)
     for piece in pieces:
         rows = slice(piece.first_row, piece.first_row + piece.shape[0])
-        made[piece.expert, rows] = _converted(
-            piece.name, files.read(piece.name, piece.shape), dtype
-        )
-    return made
-
-
-def _converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor in a datatype.
-
-    Raises:
-        NotSupported: A value is too large for float16.
-    """
-    made = tensor.to(dtype)
-    if dtype is torch.float16 and tensor.dtype is not dtype and made.numel():
-        least, most = made.aminmax()
-        if torch.isinf(least) or torch.isinf(most):
-            raise NotSupported(f"{name} is too large for float16: set decoder_numbers to bfloat16")
+        made[piece.expert, rows] = files.converted(piece.name, piece.shape, dtype)
     return made
 
 
 def _quantised(
     name: str, linear: Any, files: _Files, numbers: WeightFormat, stored: StoredQuantisation | None
-) -> Quantised | None:
+) -> QuantisedLinear | None:
     """Returns the layer that replaces a matrix; None if the matrix stays."""
     shape = linear.out_features, linear.in_features
-    dtype = step_dtype(files.device, numbers.dtype, numbers.precision)
     bias = None
     if linear.bias is not None and numbers.precision != "fp32":
         bias = files.read(f"{name}.bias", shape[:1]).to(numbers.dtype)
@@ -322,9 +330,9 @@ def _quantised(
             stored,
             lambda part: files.read(f"{name}.{part}", parts[part]),
             bias,
-            dtype,
+            numbers.dtype,
             files.read(index, shape[1:]) if index in files.places else None,
         )
     if stored is not None or not is_quantised(numbers.precision, *shape):
         return None
-    return quantised(files.read(f"{name}.weight", shape), bias, numbers.precision, dtype)
+    return quantised(files.read(f"{name}.weight", shape), bias, numbers.precision, numbers.dtype)

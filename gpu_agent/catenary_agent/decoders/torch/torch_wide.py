@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from catenary_agent.decoders.model_files.sizes import TILE_BYTES
 
-_LARGEST = 32768.0
+LARGEST_IN_ROWS = 32768.0
 """The largest number in float16 rows; rows with larger ones are scaled down to it."""
 
 
@@ -48,7 +48,7 @@ def rounded(rows: torch.Tensor, dtype: torch.dtype) -> MatrixOperand:
         return MatrixOperand(rows.float() if on_cpu or dtype is torch.float32 else rows)
     if dtype is torch.float16:
         largest = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True)
-        scale = (largest / _LARGEST).clamp_(min=1.0)
+        scale = (largest / LARGEST_IN_ROWS).clamp_(min=1.0)
         narrow = (rows / scale).to(dtype)
         return MatrixOperand(narrow.float() if on_cpu else narrow, scale)
     rows = rows.float()
@@ -64,13 +64,16 @@ def rounded(rows: torch.Tensor, dtype: torch.dtype) -> MatrixOperand:
 
 def product(entering: MatrixOperand, weight: torch.Tensor) -> torch.Tensor:
     """Returns float32 [n, outputs]: rows times a matrix [outputs, inputs]."""
+    return joined(entering, unscaled(entering, weight))
+
+
+def unscaled(entering: MatrixOperand, weight: torch.Tensor) -> torch.Tensor:
+    """Returns a product as `joined` takes it: the rows as they are, times a matrix."""
     if weight.dtype is torch.float32:
         return functional.linear(entering.rows, weight)
     if weight.device.type == "cpu":
-        result = _in_tiles(entering.rows, weight)
-    else:
-        result = torch.mm(entering.rows, weight.t(), out_dtype=torch.float32)
-    return joined(entering, result)
+        return _in_tiles(entering.rows.float(), weight)
+    return torch.mm(entering.rows, weight.t(), out_dtype=torch.float32)
 
 
 def joined(entering: MatrixOperand, result: torch.Tensor) -> torch.Tensor:
@@ -108,6 +111,11 @@ class OperandCache:
             self._made = rounded(rows.reshape(-1, rows.shape[-1]), dtype)
             self._source = weakref.ref(rows)
         return self._made
+
+    def put(self, operand: MatrixOperand) -> torch.Tensor:
+        """Returns the rows of an operand, for which `of` returns it."""
+        self._made, self._source = operand, weakref.ref(operand.rows)
+        return operand.rows
 
     def forget(self) -> None:
         self._source = self._made = None

@@ -10,6 +10,7 @@ agent, rows are copied from slot to slot.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from catenary_agent.generation.state.events import CacheOut
@@ -146,19 +147,36 @@ class CachePusher:
             self.lines.pop(peer, None)
 
     def _export(self, session: Session, cache_send: CacheSendProgress, line: _Line) -> None:
-        executor = session.batcher.executor
-        span = cache_send.take(executor.sizes.cache_bytes_per_token, self._limits.frame_bytes)
+        """Exports the next frames together, as many as could be exported one after the other."""
+        executor, limits = session.batcher.executor, self._limits
+        room = min(limits.export_bytes, limits.window_bytes - line.nbytes, self._left_bytes)
+        row_bytes = executor.sizes.cache_bytes_per_token
+        spans = cache_send.take(row_bytes, limits.frame_bytes, room)
+        whole = replace(spans[0], last_block=spans[-1].last_block)
         try:
-            rows = executor.export_cache(session.spec.session_id, span)
+            rows = executor.export_cache(session.spec.session_id, whole)
         except Exception:
             error = incident("its cache could not be read", str(session.batcher.key))
             self._failed(session, cache_send.session_id, error)
             return
         self._left_bytes -= rows.nbytes
-        opens, cache_send.introduced = not cache_send.introduced, True
         if cache_send.peer == self._sessions.agent_id:
-            self._take(cache_send.session_id, span, rows)
+            cache_send.introduced = True
+            self._take(cache_send.session_id, whole, rows)
             return
+        for span in spans:
+            first = span.first_block - whole.first_block
+            self._send(session, cache_send, line, span, rows[first : first + span.blocks])
+
+    def _send(
+        self,
+        session: Session,
+        cache_send: CacheSendProgress,
+        line: _Line,
+        span: CacheSpan,
+        rows: CacheArray,
+    ) -> None:
+        opens, cache_send.introduced = not cache_send.introduced, True
         is_urgent = rows.nbytes <= _MOST_URGENT_BYTES and not cache_send.unsettled
         cache_send.unsettled += 1
         line.nbytes += rows.nbytes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,6 +41,15 @@ def by_torch(repository: ModelRepository, key: ModelKey) -> None:
     load_decoder(repository, whole, Device.parse("cpu"), LAYOUT, library="torch").close()
 
 
+def by_torch_in_pieces(repository: ModelRepository, key: ModelKey) -> None:
+    """Loads with weights that are read as for a CUDA device."""
+    from catenary_agent.decoders.transfers.tensor_reader import TensorReader
+
+    reader_for = partial(TensorReader, piece_bytes=1000, threads=2)
+    with patch("catenary_agent.decoders.torch.torch_weights.reader_for", reader_for):
+        by_torch(repository, key)
+
+
 def by_gateway(repository: ModelRepository, key: ModelKey) -> None:
     with repository.reading(key) as reading:
         TextCodec.load(repository.folder(key), reading)
@@ -65,6 +76,7 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
         by_torch,
         ("model.yaml", "decoder.json", "model.safetensors", "config.json", RECORD_FILE),
     ),
+    "torch in pieces": (by_torch_in_pieces, ("model.safetensors", RECORD_FILE)),
     "gateway": (
         by_gateway,
         ("tokenizer.json", "tokenizer_config.json", "config.json", RECORD_FILE),

@@ -94,7 +94,7 @@ def test_a_step_takes_no_more_than_the_table_says(variant: str) -> None:
         end = opened(model, 0, LAYERS, numbers, tokens)
         items = [StepItem(0, 0, np.arange(tokens) % VOCABULARY, "logits")]
         took = torch_peak_bytes(lambda: end.step(items))  # noqa: B023  (called at once)
-        sizes = replace(end.sizes, sampler=SamplerSizes())
+        sizes = replace(end.sizes, sampler=SamplerSizes(), has_graphs=False)
         said = sizes.step_bytes(LargestStep(0, tokens, tokens))
         assert took <= said
         if tokens == 400:  # large enough for scratch memory not to matter

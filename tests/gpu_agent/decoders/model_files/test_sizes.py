@@ -151,8 +151,9 @@ def items_of(executor: DecoderExecutor, step: Step) -> tuple[list[StepItem], Lar
 
 
 def logits_sizes(executor: DecoderExecutor) -> AllocatedSizes:
-    """What the table says of steps that want logits: no tokens are chosen (test_sampler_sizes)."""
-    return replace(executor.sizes, sampler=SamplerSizes())
+    """What the table says of steps that want logits: no tokens are chosen (test_sampler_sizes), and
+    nothing is captured (test_torch_graphs)."""
+    return replace(executor.sizes, sampler=SamplerSizes(), has_graphs=False)
 
 
 @pytest.fixture(scope="module")

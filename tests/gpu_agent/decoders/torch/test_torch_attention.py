@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import torch
 
+from benchmarks.gpu.models.plain_flash import flash_of_the_tensors
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.torch import torch_attention
 from catenary_agent.decoders.torch.torch_attention import (
@@ -24,7 +25,6 @@ from catenary_agent.decoders.torch.torch_attention import (
 from catenary_agent.decoders.torch.torch_cache import SlotPool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.decoders.torch.torch_flash import difference, why_not_flash
-from catenary_agent.decoders.torch.torch_graphs import StaticStep, bucket_of, graphable
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from small_models.tiny_decoders import (
@@ -41,29 +41,6 @@ HEADS = 6
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device: PyTorch sees none"
 )
-
-
-def flash_of_the_tensors(
-    call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
-) -> torch.Tensor:
-    """What FlashAttention computes from exactly the tensors it is given, one query at a time."""
-    step, result = call.step, torch.empty_like(query)
-    group = query.shape[1] // step.pool.keys.shape[1]
-    for i in range(call.sessions):
-        first, last = step.query_starts[i : i + 2].tolist()
-        start, used = int(step.key_starts[call.layer, i]), int(step.used[i])
-        assert last - first <= step.most_new
-        assert used <= step.most_used
-        keys, values = (
-            rows[start : start + used].repeat_interleave(group, 1)
-            for rows in (step.pool.keys, step.pool.values)
-        )
-        for row in range(first, last):
-            end = used - (last - row) + 1
-            begin = 0 if window is None else max(0, end - window)
-            scores = torch.einsum("hd,thd->ht", query[row], keys[begin:end]) * scaling
-            result[row] = torch.einsum("ht,thd->hd", scores.softmax(-1), values[begin:end])
-    return result
 
 
 @pytest.fixture
@@ -117,53 +94,6 @@ def test_the_kernels_agree_on_mixed_steps(
     for kernel in (AttentionKernel.FLASH, AttentionKernel.PADDED):
         for ours, plain in zip(outputs[kernel], outputs[AttentionKernel.EACH], strict=True):
             torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.usefixtures("emulated_flash")
-@pytest.mark.parametrize(("first", "sessions"), [(0, 3), (2, 5), (0, 1)])
-def test_a_padded_static_step_computes_what_the_eager_one_does(
-    tmp_path: Path, first: int, sessions: int
-) -> None:
-    repository, model = make_tiny_decoder(tmp_path, "llama")
-    key = PartitionKey(model, first, LAYERS)
-    executor = TorchDecoder(repository, key, Device("cpu"), CacheLayout(40, 32, (first,)), 1)
-    rng = np.random.default_rng(0)
-
-    def inputs(count: int) -> np.ndarray:
-        if first == 0:
-            return rng.integers(3, 200, count)
-        return rng.standard_normal((count, 64)).astype(np.float32)
-
-    for s in range(sessions):
-        executor.open_session(s, first)
-        executor.step([StepItem(s, 0, inputs(s + 2), "nothing")])
-    rows = [inputs(1) for _ in range(sessions)]
-    caches = [executor._caches[s] for s in range(sessions)]
-    plan = AttentionMetadata(caches, [1] * sessions, [s + 2 for s in range(sessions)])
-    assert graphable(plan)
-    size = bucket_of(sessions)
-    assert size is not None
-    with torch.inference_mode():
-        static = StaticStep(executor._model, executor._pool, size, 64)
-        static.fill(plan, torch.from_numpy(np.concatenate(rows)))
-        hidden, logits = static.run()
-    assert logits is not None
-    assert len(hidden) == size
-    expected = executor.step([StepItem(s, s + 2, row, "logits") for s, row in enumerate(rows)])
-    np.testing.assert_allclose(logits[:sessions].numpy(), np.stack(expected), rtol=1e-3, atol=1e-3)
-
-
-def test_only_pure_decode_steps_that_enter_first_are_graphed() -> None:
-    pool = SlotPool(800, 4, 2, SHAPE)
-
-    def plan(entries: list[int], counts: list[int]) -> AttentionMetadata:
-        return AttentionMetadata([pool.open(entry) for entry in entries], counts, [1] * len(counts))
-
-    assert graphable(plan([0, 0], [1, 1]))
-    assert not graphable(plan([0, 0], [1, 2]))
-    assert not graphable(plan([0, 1], [1, 1]))
-    assert not graphable(plan([0] * 257, [1] * 257))
-    assert [bucket_of(count) for count in (3, 33, 65, 256, 257)] == [4, 64, 128, 256, None]
 
 
 def test_a_cpu_has_a_reason_not_to_use_flash_attention() -> None:

@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA devices, each with a fallback in PyTorch."""
