@@ -21,6 +21,7 @@ BEGIN = "<!-- clients: written by docs_build/client_tables.py -->"
 END = "<!-- end of clients -->"
 STATES = ("works", "partly", "no")
 TITLES = {
+    "aiperf": "AIPerf",
     "anthropic": "anthropic",
     "guidellm": "GuideLLM",
     "instructor": "instructor",

@@ -45,18 +45,10 @@ class GpuDay:
         """Returns a number that a stage measured."""
         return float(self._rows[stage, name]["value"])
 
-    def note(self, stage: str, name: str) -> str:
-        """Returns what a stage noted beside a number."""
-        return str(self._rows[stage, name].get("note", ""))
-
-    def stages(self, program: str) -> str:
-        """Returns a table with the outcome of every stage of a program."""
-        lines = ["| stage | question | outcome | time |", "|---|---|---|---:|"]
-        for stage in self.record["programs"][program]:
-            if stage["verdict"] != NOT_RUN:
-                cells = (f"`{stage['name']}`", stage["about"], stage["verdict"])
-                lines.append(f"| {' | '.join(cells)} | {stage['seconds']:.0f} s |")
-        return "\n".join(lines)
+    def part(self, stage: str, name: str) -> str:
+        """Returns what a stage noted first beside a number, such as a time; "-" without."""
+        row = self._rows.get((stage, name), {})
+        return str(row.get("note", "-")).split(",")[0]
 
     def table(self, stage: str, part: str = "") -> str:
         """Returns a table of the rows of a stage whose names contain a text."""

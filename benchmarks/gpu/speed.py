@@ -10,6 +10,7 @@ from benchmarks.gpu.program import Stage, main
 _STEPS = "benchmarks.gpu.stages.speed_steps"
 _MIXED = "benchmarks.gpu.stages.speed_mixed"
 _BESIDE = "benchmarks.gpu.stages.speed_beside"
+_ATTENTION = "benchmarks.gpu.stages.speed_attention"
 _CODES = "benchmarks.gpu.stages.check_codes"
 
 STAGES = (
@@ -22,6 +23,7 @@ STAGES = (
     Stage("caches", 40, f"{_STEPS}:caches", "caches out and in"),
     Stage("transformers", 60, f"{_BESIDE}:transformers", "the same model in transformers"),
     Stage("vision", 60, f"{_BESIDE}:vision", "a vision part at batches of 1 to 16"),
+    Stage("attention", 60, f"{_ATTENTION}:attention", "single queries, by two kernels"),
     Stage("tiles", 90, f"{_CODES}:tiles", "products with codes in tiles of other sizes"),
 )
 

@@ -13,8 +13,9 @@ from benchmarks.gpu.models.vision_model import image_part
 from benchmarks.gpu.stage import Context
 from benchmarks.gpu.stages.speed_steps import large
 from catenary_agent.decoders.sampling.choosing import TokenSampler
+from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
-from catenary_agent.decoders.sampling.torch_arrays import TorchArrayBackend, torch_chooser
+from catenary_agent.decoders.sampling.torch_arrays import TorchArrayBackend
 
 
 def sampling(here: Context) -> None:

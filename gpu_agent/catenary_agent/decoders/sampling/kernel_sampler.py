@@ -19,6 +19,7 @@ from catenary_agent.decoders.sampling.array_backend import ArrayBackend, Asked
 from catenary_agent.decoders.sampling.choosing import TokenSampler
 from catenary_agent.decoders.sampling.gumbel import exact_noise
 from catenary_agent.decoders.sampling.sampling import NOT_FINITE, NOTHING_ALLOWED, SessionSampler
+from catenary_agent.decoders.sampling.torch_arrays import TorchArrayBackend
 from catenary_agent.decoders.triton_kernels.row_table import (
     COLUMNS,
     filters_of,
@@ -36,6 +37,16 @@ _TRIED_WORDS = 20_011
 _TRIED_ROWS = 24
 
 _log = get_logger("catenary_agent.decoders")
+
+
+def torch_chooser(device: torch.device, vocabulary: int) -> TokenSampler:
+    """Returns a sampler for logits on a device, which uses kernels where they work."""
+    arrays = TorchArrayBackend(device, vocabulary)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            if vocabulary in VOCABULARIES and why_not_kernels(device) is None:
+                return KernelSampler(arrays, vocabulary, device)
+    return TokenSampler(arrays, vocabulary)
 
 
 class KernelSampler(TokenSampler):
@@ -155,8 +166,6 @@ def why_not_kernels(device: torch.device) -> str | None:
 
 def _differences(device: torch.device) -> int:
     """Returns the number of rows whose tokens differ."""
-    from catenary_agent.decoders.sampling.torch_arrays import TorchArrayBackend
-
     arrays = TorchArrayBackend(device, _TRIED_WORDS)
     random = torch.Generator().manual_seed(9)
     logits = torch.randn(_TRIED_ROWS, _TRIED_WORDS, generator=random)

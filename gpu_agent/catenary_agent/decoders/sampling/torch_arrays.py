@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.sampling.array_backend import Asked, SelectedColumns, most_few
-from catenary_agent.decoders.sampling.choosing import TokenSampler
 from catenary_services.domain.sampler_sizes import (
     COUNTED_SESSIONS,
     CPU_BLOCK_NUMBERS,
@@ -25,22 +24,6 @@ _FEW = 1024
 _SEEN, _SAID = 1, 2
 """The increments of a token's count: the lowest bit says that it occurred, the others how often it
 was generated in the answer."""
-
-
-def torch_chooser(device: torch.device, vocabulary: int) -> TokenSampler:
-    """Returns a sampler for logits on a device, which uses kernels where they work."""
-    arrays = TorchArrayBackend(device, vocabulary)
-    if device.type == "cuda":
-        from catenary_agent.decoders.sampling.kernel_sampler import (
-            VOCABULARIES,
-            KernelSampler,
-            why_not_kernels,
-        )
-
-        with torch.cuda.device(device):
-            if vocabulary in VOCABULARIES and why_not_kernels(device) is None:
-                return KernelSampler(arrays, vocabulary, device)
-    return TokenSampler(arrays, vocabulary)
 
 
 class TorchArrayBackend:

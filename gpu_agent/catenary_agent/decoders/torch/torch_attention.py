@@ -1,15 +1,18 @@
 """Attention of one step over the slot pool, as the attention function of `transformers` layers.
 
 The layers come from `transformers` unchanged. Their attention modules call `attend`, which stores
-the new keys and values and attends to what each session has cached. There are three ways to compute
+the new keys and values and attends to what each session has cached. There are five ways to compute
 it, all of them without repeating keys for grouped queries:
 
 * `FLASH`: one FlashAttention-2 call per layer for the whole mixed batch (Dao, arXiv 2307.08691),
   straight out of the pool: `cum_seq_k` is where each session's extent begins and `seqused_k` how
   long it is. CUDA only. Captured steps with prompts make two calls: single queries have a path of
   their own there, where those of a chunk are tiles of up to 128 rows.
+* `SPLIT`: decode rows by a Triton kernel that reads slots in place, and divides long sessions among
+  its programs (`split_attention`); prompts one by one. For CUDA devices without FlashAttention.
+* `FLASH_AND_SPLIT`: decode rows by that kernel, and prompts by FlashAttention.
 * `PADDED`: decode rows in one call on gathered, padded slots with a mask; prompts one by one.
-  For CUDA devices on which the first is not to be had.
+  For CUDA devices on which none of the former is to be had.
 * `EACH`: one call per session on a view of its slot: no copy, no padding, and what a session gets
   does not depend on the others. Best on a CPU, where a call costs little.
 
@@ -46,11 +49,23 @@ ATTENTION = "catenary"
 
 
 class AttentionKernel(Enum):
-    """The three ways to compute attention; see the module."""
+    """The ways to compute attention; see the module."""
 
     FLASH = "flash"
+    FLASH_AND_SPLIT = "flash and split"
+    SPLIT = "split"
     PADDED = "padded"
     EACH = "each"
+
+    @property
+    def has_flash(self) -> bool:
+        """True if FlashAttention computes prompts."""
+        return self in {AttentionKernel.FLASH, AttentionKernel.FLASH_AND_SPLIT}
+
+    @property
+    def has_split(self) -> bool:
+        """True if single queries have a kernel of their own."""
+        return self in {AttentionKernel.SPLIT, AttentionKernel.FLASH_AND_SPLIT}
 
 
 class AttentionMetadata:
@@ -121,10 +136,13 @@ class StepTensors:
     """The most new tokens of a session, or more: it is the extent of the kernel's grid."""
     most_used: int
     singles: StepTensors | None = None
-    """The layout of the first rows as those of sessions with one new token, which are computed
-    apart; None if all are computed together."""
+    """The layout of the sessions with one new token, which are computed apart; None if all are
+    computed together."""
     are_single: torch.Tensor | None = None
-    """The first rows that are such ones: bool [rows of `singles`, 1, 1]."""
+    """The first rows that are such ones: bool [rows of `singles`, 1, 1]. Under a CUDA graph
+    only."""
+    single_rows: torch.Tensor | None = None
+    """The row of each of `singles`: int64. Without a CUDA graph only."""
     masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
     @staticmethod
@@ -133,14 +151,22 @@ class StepTensors:
         device = pool.shape.device
         empty = torch.empty(0, dtype=torch.int32)
         query_starts = key_starts = used = empty
-        if kernel is AttentionKernel.FLASH:
+        if kernel.has_flash or kernel.has_split:
             query_starts = torch.tensor(plan.bounds, dtype=torch.int32).to(device)
             padded = np.pad(plan.starts, ((0, 0), (0, 1)), mode="edge")
             key_starts = torch.from_numpy(padded.astype(np.int32)).to(device)
             used = torch.tensor(plan.used, dtype=torch.int32).to(device)
         writes = torch.from_numpy(plan.writes).to(device)
         most = max(plan.counts), max(plan.used)
-        return StepTensors(plan, pool, kernel, writes, query_starts, key_starts, used, *most)
+        made = StepTensors(plan, pool, kernel, writes, query_starts, key_starts, used, *most)
+        single = [i for i, count in enumerate(plan.counts) if count == 1]
+        if kernel.has_split and single and most[0] > 1:
+            caches, cached = [plan.caches[i] for i in single], [plan.used[i] - 1 for i in single]
+            alone = AttentionMetadata(caches, [1] * len(single), cached)
+            made.singles = StepTensors.of(alone, pool, kernel)
+            rows = torch.tensor([plan.bounds[i] for i in single])
+            made.single_rows = rows.to(device)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +233,15 @@ def attend_stored(call: LayerCall, query: torch.Tensor, how: ScoreFormula) -> to
         The same datatype, [1, rows, heads, head size].
     """
     step, plan = call.step, call.step.plan
-    if step.kernel is AttentionKernel.FLASH:
-        scaling, window, _, _ = how
+    scaling, window, _, _ = how
+    if step.kernel.has_flash or (step.kernel.has_split and step.most_new == 1):
         return _mixed(call, query[0].transpose(0, 1), scaling, window)[None]
     output = torch.empty_like(query.transpose(1, 2))
-    assert plan is not None  # only FLASH runs under a CUDA graph
+    assert plan is not None  # what follows does not run under a CUDA graph
     singly = list(range(call.sessions))
+    if step.singles is not None:
+        _set_singles(call, query[0].transpose(0, 1), output[0], (scaling, window))
+        singly = [i for i in singly if plan.counts[i] > 1]
     if step.kernel is AttentionKernel.PADDED:
         groups = _gathered(step, [i for i in singly if plan.counts[i] == 1])
         singly = sorted(set(singly) - {i for group in groups for i in group})
@@ -306,13 +335,48 @@ def _mixed(
     call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
 ) -> torch.Tensor:
     """Attends for all sessions; query and result [rows, heads, head size]."""
+    step = call.step
+    if step.kernel.has_split and step.most_new == 1:
+        return _split(call, query, scaling, window)
     result = _flash(call, query, scaling, window)
-    singles, there = call.step.singles, call.step.are_single
+    singles, there = step.singles, step.are_single
     if singles is not None and there is not None:
         most = len(there)
-        alone = _flash(LayerCall(singles, call.layer, most), query[:most], scaling, window)
+        alone = _mixed(LayerCall(singles, call.layer, most), query[:most], scaling, window)
         torch.where(there, alone, result[:most], out=result[:most])
+    elif singles is not None:
+        _set_singles(call, query, result, (scaling, window))
     return result
+
+
+def _set_singles(
+    call: LayerCall, query: torch.Tensor, result: torch.Tensor, how: tuple[float, int | None]
+) -> None:
+    """Sets the rows of sessions with one new token; query and result [rows, heads, head size]."""
+    singles, rows = call.step.singles, call.step.single_rows
+    assert singles is not None
+    assert singles.plan is not None
+    assert rows is not None
+    alone = LayerCall(singles, call.layer, singles.plan.active(call.layer))
+    if alone.sessions:
+        rows = rows[: alone.sessions]
+        result.index_copy_(0, rows, _mixed(alone, query.index_select(0, rows), *how))
+
+
+def _split(
+    call: LayerCall, query: torch.Tensor, scaling: float, window: int | None
+) -> torch.Tensor:
+    """Attends for one row of each session; query and result [rows, heads, head size]."""
+    # Imported late: only CUDA devices have Triton.
+    from catenary_agent.decoders.triton_kernels.split_attention import attend_singly
+
+    pool = call.step.pool
+    return attend_singly(
+        query,
+        (pool.keys, pool.values, pool.tokens),
+        (call.step.key_starts, call.layer, call.step.used),
+        (scaling, window),
+    )
 
 
 def _flash(

@@ -16,15 +16,19 @@ import torch
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.row_results import row_results, score_prompt
-from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
 from catenary_agent.decoders.torch.fused.fused_layers import fuse
+from catenary_agent.decoders.torch.kernel_checks.attention_choice import (
+    is_split_faster,
+    is_split_right,
+)
+from catenary_agent.decoders.torch.kernel_checks.torch_flash import why_not_flash
 from catenary_agent.decoders.torch.torch_attention import (
     AttentionKernel,
     AttentionMetadata,
     StepTensors,
 )
 from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
-from catenary_agent.decoders.torch.torch_flash import why_not_flash
 from catenary_agent.decoders.torch.torch_graphs import GraphLimits, StepGraphs, StepOutput
 from catenary_agent.decoders.torch.torch_model import BlockModel
 from catenary_agent.decoders.torch.torch_weights import (
@@ -277,12 +281,13 @@ class TorchDecoder(BookedDecoder):
     def _renew_graphs(self, *, capture: bool) -> None:
         # Which experts work is known when a step runs, so steps of theirs cannot be captured.
         mixed = self._model.blocks.description.experts is not None
-        if self._kernel is not AttentionKernel.FLASH or mixed:
+        kernel = self._kernel
+        if mixed or not (kernel.has_flash or kernel.has_split):
             return
         layout = self.layout
-        chunk_tokens = min(self._chunk_tokens, layout.session_tokens)
+        chunk_tokens = min(self._chunk_tokens, layout.session_tokens) if kernel.has_flash else 0
         limits = GraphLimits(layout.block_slots // self._layers, chunk_tokens)
-        self._graphs = StepGraphs(self._model, self._pool, self.table.hidden_size, limits)
+        self._graphs = StepGraphs(self._model, self._pool, self.table.hidden_size, limits, kernel)
         # With sessions waiting, steps are captured one by one, when they are met often.
         if capture and not self._caches:
             with torch.inference_mode():
@@ -291,14 +296,18 @@ class TorchDecoder(BookedDecoder):
     def _choose_kernel(self) -> AttentionKernel:
         if self._device.type == "cpu":
             return AttentionKernel.EACH
+        heads, has_split = self.table.attention_heads, False
         if not self._model.blocks.description.has_plain_scores:
             reason: str | None = "scores of this model are capped, or its heads have sinks"
         else:
-            reason = why_not_flash(self._shape, self.table.attention_heads)
+            reason = why_not_flash(self._shape, heads)
+            has_split = is_split_right(self._shape, heads)
         if reason is None:
+            if has_split and is_split_faster(self._shape, heads):
+                return AttentionKernel.FLASH_AND_SPLIT
             return AttentionKernel.FLASH
         _log.warning("flash_attention_unavailable", partition=str(self.key), reason=reason)
-        return AttentionKernel.PADDED
+        return AttentionKernel.SPLIT if has_split else AttentionKernel.PADDED
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from catenary_agent.decoders.torch.torch_attention import AttentionMetadata
+from catenary_agent.decoders.torch.torch_attention import (
+    AttentionKernel,
+    AttentionMetadata,
+)
 from catenary_agent.decoders.torch.torch_cache import SlotPool
 from catenary_agent.decoders.torch.torch_model import BlockModel
 from catenary_agent.decoders.torch.torch_static import StaticStep, StepBucket, StepBuffers
@@ -39,12 +42,14 @@ class GraphLimits:
 
     sessions: int
     chunk_tokens: int
-    """The most tokens of prompts in one step."""
+    """The most tokens of prompts in one step; 0 if only decode steps are captured."""
 
     def buckets(self) -> list[StepBucket]:
         """Returns the buckets by ascending rows, those of decode steps first."""
         sessions = max(1, min(self.sessions, DECODE_ROWS[-1]))
         decoding = [StepBucket(rows, rows) for rows in _stairs(DECODE_ROWS, sessions)]
+        if not self.chunk_tokens:
+            return decoding
         most = min(sessions + self.chunk_tokens, MIXED_ROWS[-1])
         return decoding + [
             StepBucket(rows, min(rows, sessions), min(_MOST_CHUNKS, -(-rows // 2)))
@@ -67,21 +72,26 @@ class StepOutput:
     """The states behind the last layer, valid until the next step."""
 
     hidden: torch.Tensor
-    """Those of all rows: float32 [rows, hidden size]."""
+    """The states of all rows: float32 [rows, hidden size]."""
     last: torch.Tensor | None = field(default=None)
-    """Those of the rows that were asked for; None if none were."""
+    """The states of the rows that were asked for; None if none were."""
 
 
 class StepGraphs:
     """The CUDA graphs of one executor over one pool; a new pool needs new ones."""
 
     def __init__(
-        self, model: BlockModel, pool: SlotPool, hidden_size: int, limits: GraphLimits
+        self,
+        model: BlockModel,
+        pool: SlotPool,
+        hidden_size: int,
+        limits: GraphLimits,
+        kernel: AttentionKernel = AttentionKernel.FLASH,
     ) -> None:
         """Allocates the buffers of steps; nothing is captured yet."""
         self.buckets = limits.buckets()
         most = StepBucket(*(max(each) for each in zip(*map(_sizes, self.buckets), strict=True)))
-        self.buffers = StepBuffers(model, pool, most, hidden_size)
+        self.buffers = StepBuffers(model, pool, most, hidden_size, kernel)
         self._device = pool.shape.device
         self._graphs = {bucket: _Captured() for bucket in self.buckets}
         self._memory: Any = None

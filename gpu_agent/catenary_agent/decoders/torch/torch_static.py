@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -46,7 +47,14 @@ class StepBuffers:
     sessions have changed.
     """
 
-    def __init__(self, model: BlockModel, pool: SlotPool, most: StepBucket, hidden: int) -> None:
+    def __init__(
+        self,
+        model: BlockModel,
+        pool: SlotPool,
+        most: StepBucket,
+        hidden: int,
+        kernel: AttentionKernel = AttentionKernel.FLASH,
+    ) -> None:
         """Allocates buffers.
 
         Args:
@@ -54,8 +62,9 @@ class StepBuffers:
             pool: The caches of the sessions.
             most: The largest of everything that any bucket has.
             hidden: The hidden size.
+            kernel: The way to compute attention.
         """
-        self.model, self.pool, self.most = model, pool, most
+        self.model, self.pool, self.most, self.kernel = model, pool, most, kernel
         device, layers = pool.shape.device, pool.layers
         self.columns = most.singles + most.chunks + 2
         sizes = {
@@ -69,12 +78,16 @@ class StepBuffers:
             "ends": most.singles + most.chunks,
             "starts": layers * self.columns,
         }
-        ends = np.cumsum(list(sizes.values())).tolist()
-        self._places = dict(zip(sizes, zip([0, *ends[:-1]], ends, strict=True), strict=True))
-        self._changing = ends[-2]
+        # Kernels are compiled for addresses that are multiples of four integers.
+        firsts = [0, *accumulate(-(-size // 4) * 4 for size in sizes.values())]
+        self._places = {
+            name: (first, first + size)
+            for (name, size), first in zip(sizes.items(), firsts, strict=False)
+        }
+        self._changing, count = self._places["starts"]
         pinned = device.type == "cuda"
-        self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=pinned)
-        self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        self._host = torch.zeros(count, dtype=torch.int32, pin_memory=pinned)
+        self._device = torch.zeros(count, dtype=torch.int32, device=device)
         numbers = self._host.numpy()
         self._parts: dict[str, NDArray[np.int32]] = {
             name: numbers[slice(*place)] for name, place in self._places.items()
@@ -85,7 +98,7 @@ class StepBuffers:
         self._states: torch.Tensor | None = None
         shape = most.rows, hidden
         self.entering = self.part("tokens")
-        """What enters the first layer: token ids int32 [rows], or hidden states [rows, hidden]."""
+        """The inputs of the first layer: token ids int32 [rows], or states [rows, hidden]."""
         if model.blocks.embedding is None:
             self._states = torch.zeros(shape, dtype=torch.float32, pin_memory=pinned)
             self.entering = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -207,7 +220,7 @@ class StaticStep:
         self._alone = StepTensors(
             plan=None,
             pool=pool,
-            kernel=AttentionKernel.FLASH,
+            kernel=buffers.kernel,
             writes=none,
             query_starts=place,
             key_starts=starts,
@@ -218,7 +231,7 @@ class StaticStep:
         self._chunks = StepTensors(
             plan=None,
             pool=pool,
-            kernel=AttentionKernel.FLASH,
+            kernel=buffers.kernel,
             writes=none,
             query_starts=buffers.part("chunk_starts"),
             key_starts=starts[:, most.singles :],

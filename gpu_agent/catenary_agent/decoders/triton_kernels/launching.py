@@ -2,7 +2,7 @@
 
 Triton's own launcher looks at every argument of every launch, to choose among compiled variants,
 which takes longer than many a kernel runs. Here all numbers that a variant depends on are constants
-of a launcher, so that after the first launch on a device only addresses are passed.
+of a launcher, so that after the first launch with some datatypes only addresses are passed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class KernelLauncher:
         self._constants = dict(constants)
         self._values = tuple(self._constants.values())
         self._options = {"num_warps": warps, **options}
-        self._compiled: dict[int, tuple[Any, ...]] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        """The compiled variants, by device and the datatypes behind the addresses."""
 
     def __call__(
         self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], *numbers: int
@@ -59,7 +60,8 @@ class KernelLauncher:
         for place in places:
             bits |= place
         aligned = bits % _ALIGNED == 0
-        compiled = self._compiled.get(device) if aligned else None
+        variant = (device, *[each.dtype for each in tensors])
+        compiled = self._compiled.get(variant) if aligned else None
         if compiled is not None:
             run, function, metadata = compiled
             stream = torch._C._cuda_getCurrentRawStream(device)
@@ -67,4 +69,4 @@ class KernelLauncher:
             return
         made = self._kernel[grid](*tensors, *numbers, **self._constants, **self._options)
         if aligned and made is not None:  # the interpreter compiles nothing
-            self._compiled[device] = made.run, made.function, made.packed_metadata
+            self._compiled[variant] = made.run, made.function, made.packed_metadata

@@ -1,4 +1,4 @@
-"""What kernels are told of the rows of a step, in one table, and what they answer.
+"""The table in which kernels are told of the rows of a step, and what they answer.
 
 A step's parameters reach the device in one copy, and the finalists come back in one.
 """

@@ -19,9 +19,9 @@ import torch
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, StepScores
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.sampling.choosing import TokenSampler
+from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.sampling.sampling import BadWords, SessionSampler
-from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.logprobs import LOWEST_LOGPROB, TokenLogprobs

@@ -26,9 +26,9 @@ from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.row_results import row_results
 from catenary_agent.decoders.sampling.array_backend import Asked
+from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
 from catenary_agent.decoders.sampling.numpy_arrays import numpy_chooser
 from catenary_agent.decoders.sampling.sampling import SessionSampler
-from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import LargestStep

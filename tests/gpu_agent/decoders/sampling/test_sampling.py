@@ -33,7 +33,7 @@ def in_numpy(logits: np.ndarray, samplers: list[SessionSampler]) -> list[int]:
 
 def in_torch(logits: np.ndarray, samplers: list[SessionSampler]) -> list[int]:
     torch = pytest.importorskip("torch")
-    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+    from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
 
     torch.set_num_threads(1)  # two on cores that others use are slower than one
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -229,7 +229,7 @@ def go_on(choose: Choose, steps: np.ndarray, sampler: SessionSampler) -> list[in
 
 def test_counts_kept_on_a_device_follow_their_sessions() -> None:
     torch = pytest.importorskip("torch")
-    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+    from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
 
     chooser = torch_chooser(torch.device("cpu"), 200)
     rng = np.random.default_rng(34)
@@ -266,7 +266,7 @@ def test_counts_kept_on_a_device_follow_their_sessions() -> None:
 
 def test_counts_that_could_not_be_made_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from catenary_agent.decoders.sampling.torch_arrays import torch_chooser
+    from catenary_agent.decoders.sampling.kernel_sampler import torch_chooser
 
     def fails(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")

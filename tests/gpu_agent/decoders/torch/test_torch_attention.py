@@ -15,6 +15,7 @@ import torch
 from benchmarks.gpu.models.plain_flash import flash_of_the_tensors
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.torch import torch_attention
+from catenary_agent.decoders.torch.kernel_checks.torch_flash import difference, why_not_flash
 from catenary_agent.decoders.torch.torch_attention import (
     AttentionKernel,
     AttentionMetadata,
@@ -24,7 +25,6 @@ from catenary_agent.decoders.torch.torch_attention import (
 )
 from catenary_agent.decoders.torch.torch_cache import SlotPool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
-from catenary_agent.decoders.torch.torch_flash import difference, why_not_flash
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
 from small_models.tiny_decoders import (
@@ -63,7 +63,7 @@ def test_the_kernels_agree_on_mixed_steps(
 ) -> None:
     layers = 3
     outputs = {}
-    for kernel in AttentionKernel:
+    for kernel in (AttentionKernel.EACH, AttentionKernel.FLASH, AttentionKernel.PADDED):
         torch.manual_seed(1)
         pool = SlotPool(12, 32, layers, SHAPE)
         pool.keys.fill_(float("nan"))  # nobody may look at rows that were never written

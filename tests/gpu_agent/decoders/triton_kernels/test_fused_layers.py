@@ -123,8 +123,14 @@ def test_heads_are_rotated_and_stored_as_by_pytorch(
         caches = pools[0].clone(), pools[1].clone()
         query = compute(product, entered, (turns.cos(), turns.sin()), (writes, 1), caches)
         results.append((query, *caches))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-3, equal_nan=True)
+    # A rotation subtracts: what is left of large numbers has the error of these.
+    largest = (product * entered).abs().nan_to_num().amax(1)
+    of_slots = torch.zeros(40, device=DEVICE).index_copy(0, writes[1, :count], largest)
+    for found, expected, sizes in zip(*results, (largest, of_slots, of_slots), strict=True):
+        off = (found.float() - expected.float()).abs()
+        most = 1e-3 + 2e-3 * expected.float().abs() + 2.0**-21 * sizes[:, None, None]
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert bool((off <= most)[~expected.isnan()].all())
     untouched = torch.ones(40, dtype=torch.bool)
     untouched[writes[1, :count].cpu()] = False
     assert torch.equal(results[0][1][untouched.to(DEVICE)], pools[0][untouched.to(DEVICE)])
@@ -281,7 +287,7 @@ def compiled(launch):
         kernel, kinds, constants, {at: [["tt.divisibility", 16]] for at in aligned}
     )
     target = GPUTarget("cuda", int(sys.argv[1]), 32)
-    made = triton.compile(source, target=target, options={"num_warps": launch._warps})
+    made = triton.compile(source, target=target, options=launch._options)
     assert made.asm["cubin"]
     print(kernel.__name__, constants, made.metadata.shared, "bytes shared")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -41,21 +40,6 @@ FACTORS = (1.0, 2.0**-12, 2.0**9)
 # Outputs and inputs: whole tiles, parts of tiles, several parts of the inputs, odd outputs.
 EIGHT_BIT_SHAPES = ((64, 128), (1, 1), (37, 41), (130, 528), (16, 1088))
 FOUR_BIT_SHAPES = ((64, 128, 32), (1, 32, 32), (37, 96, 32), (130, 576, 64), (17, 1152, 128))
-
-
-@pytest.fixture(autouse=True)
-def loops_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds of loops are arrays with one number in Triton's interpreter, which newer versions of
-    NumPy do not convert."""
-    from triton.runtime import interpreter
-
-    plain = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        plain(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def _rotation_kernel(
 
 @dataclass(frozen=True)
 class RotationKernel:
-    """What happens to the heads of a layer between product and attention."""
+    """All that happens to the heads of a layer between product and attention."""
 
     queries: int
     keys: int

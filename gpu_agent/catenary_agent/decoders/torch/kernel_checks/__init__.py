@@ -1,0 +1,1 @@
+"""Trials of kernels on a device, before an executor uses them."""
