@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -57,6 +58,14 @@ _OPTIONS = (
         is_flag=True,
         help="Keep a GGUF file beside the blocks made of it: agents with llama-server serve it, "
         "too.",
+    ),
+    click.option(
+        "--adapter",
+        "adapters",
+        multiple=True,
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter as PEFT writes it, served by vLLM as MODEL:NAME; several times for "
+        "several.",
     ),
     click.option("--copy", is_flag=True, help="Copy the weights where they could be linked."),
     click.option(
@@ -172,6 +181,7 @@ def _bring(
         target=options["target"],
         engine=options["engine"] or "",
         keeps_gguf=options["keep_gguf"],
+        adapters=_adapters(options["adapters"]),
         copies=options["copy"],
         session_tokens=options["session_tokens"],
         slo_ns=round(slo_ms * NANOSECONDS_PER_MILLISECOND) if slo_ms else 0,
@@ -181,6 +191,17 @@ def _bring(
     )
     repository = ModelRepository(options["model_repository"])
     return bring(repository, source_of(source, options["file"]), wanted, show)
+
+
+def _adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Returns the folders of adapters by their names."""
+    found = {}
+    for each in given:
+        name, _, folder = each.partition("=")
+        if not name or not folder or name in found:
+            raise click.BadParameter(f"{each!r} is not NAME=FOLDER", param_hint="--adapter")
+        found[name] = Path(folder)
+    return found
 
 
 def _tell_steps(source: str, options: dict[str, Any]) -> NoReturn:

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from catenary_agent.decoders.importing.adapters import add_adapters
 from catenary_agent.decoders.importing.engine_models import import_engine_model, keep_gguf
 from catenary_agent.decoders.importing.import_worker import check_config
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
@@ -92,6 +93,8 @@ def _check_form(chosen: ChosenFiles, options: PullOptions) -> None:
     if reads is not None and chosen.form is not reads:
         text = f"{options.engine} reads {reads}, and {chosen.main} is {chosen.form}: name a file"
         raise InvalidInput("engine", text)
+    if options.adapters and options.engine != "vllm":
+        raise InvalidInput("adapters", "are for models that vLLM alone serves (--engine vllm)")
     if options.keeps_gguf and chosen.form is not ModelForm.GGUF:
         raise InvalidInput("keep_gguf", f"{chosen.main} is no GGUF file")
 
@@ -195,6 +198,8 @@ class ModelImport:
         key, chosen, options = self.key, self.options, self._decoder_options()
         if chosen.engine:
             import_engine_model(made, place, key, chosen.engine, options, self._importing)
+            if chosen.adapters:
+                add_adapters(made, key, chosen.adapters, copies=chosen.copies)
             return
         import_decoder(made, place, key, options, self._importing)
         if chosen.keeps_gguf:

@@ -77,6 +77,7 @@ class ToyDecoder:
     """A recurrence in exact integers: outputs depend on every cached token and on their order."""
 
     exports_caches = True
+    adapters = frozenset()
     commits_on_use = True
 
     def __init__(self, key: PartitionKey, layout: CacheLayout) -> None:

@@ -123,8 +123,9 @@ class EngineExecutor(BookedDecoder):
         session_id, known = session.spec.session_id, session.tokens
         stream = self._reads.get(session_id)
         if stream is None:
-            prompt = session.spec.opening.prompt_tokens
-            request = EngineRequest(tuple(known), prompt, 1, SamplingParameters(), 1)
+            opening, parameters = session.spec.opening, SamplingParameters()
+            prompt, adapter = opening.prompt_tokens, opening.adapter
+            request = EngineRequest(tuple(known), prompt, 1, parameters, 1, adapter=adapter)
             stream = self._reads[session_id] = EngineStream(session_id, request)
             self._client.begin(stream, self._protocol.body(request), self)
         return stream.is_over
@@ -237,10 +238,11 @@ def _request_of(session: Session) -> EngineRequest:
     sampler = session.sampler
     assert sampler is not None  # an engine computes all blocks, so it also samples
     parameters, tokens = sampler.parameters, session.tokens
-    prompt = session.spec.opening.prompt_tokens
+    opening = session.spec.opening
+    prompt = opening.prompt_tokens
     if parameters.grammar and len(tokens) > prompt:
         raise InvalidInput("grammar", "an answer that began elsewhere cannot go on in an engine")
     # The session's seed alone would give a session that goes on the noise of its beginning again.
     seed = stream_of(parameters.seed or 0, len(tokens)) & _SEEDS
     most = session.limit - len(tokens)
-    return EngineRequest(tuple(tokens), prompt, most, parameters, seed)
+    return EngineRequest(tuple(tokens), prompt, most, parameters, seed, adapter=opening.adapter)

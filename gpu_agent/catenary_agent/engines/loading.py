@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from catenary_agent.engines.missing_tokens import MissingTokens, vocabulary_byte
 from catenary_agent.engines.requests import EngineBooking
 from catenary_agent.engines.rounds import EngineRounds
 from catenary_agent.engines.timing import EngineTimer
-from catenary_agent.engines.vllm import VllmProtocol, vllm_command
+from catenary_agent.engines.vllm import VllmProtocol, adapter_options, vllm_command
 from catenary_services.content.making import GRAPH_PREFIX
 from catenary_services.domain.decoder import DecoderRuntime, form_of, why_not_loaded
 from catenary_services.errors import DeviceLost, InvalidInput, NotSupported, PlanInfeasible
@@ -134,6 +134,7 @@ def load_engine(
     )
     executor = EngineExecutor(key, table, sizes, layout, (child, client, started.protocol, rounds))
     executor.tell = host.tell
+    executor.adapters = frozenset(name for name, _ in manifest.adapters)
 
     def ended(why: str) -> None:
         lost = DeviceLost(why)
@@ -167,9 +168,11 @@ class _Starting:
         host, folder = self.host, self.reading.folder.absolute()
         arguments = self.manifest.engine_arguments
         if host.runtime is DecoderRuntime.VLLM:
-            return vllm_command(
+            command = vllm_command(
                 folder, self.booking, cache_bytes, host.device, host.threads, arguments
             )
+            loras = adapter_options(folder, self.manifest.adapters)
+            return replace(command, arguments=(*command.arguments, *loras))
         weights = folder / (self.manifest.engine_file or self.manifest.file)
         return llama_server_command(weights, self.booking, host.device, host.threads, arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,8 @@ LARGEST_LINE_BYTES = 4 << 20
 the prompt."""
 LARGEST_PAGE_BYTES = 8 << 20
 """The most bytes of a page about the engine itself."""
+_NAME = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|@(\w+)')
+"""The name of a part of a grammar, or a text or pattern, in which no such name is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class EngineRequest:
     """A number in 0..2**63 - 1 that follows from the session's seed and the place of the token."""
     reuses_prompt: bool = True
     """Whether what the engine has computed of an equal beginning may be used again."""
+    adapter: str = ""
+    """The LoRA adapter of the model; empty for none."""
 
     @property
     def least_tokens(self) -> int:
@@ -153,22 +158,46 @@ class EngineCommand:
 def grammar_parts(grammar: str) -> tuple[dict[str, Any] | None, str]:
     """Returns a grammar as a JSON schema, or None and a Lark grammar.
 
+    Several parts, as answers have that are reasoned or may be calls, become one grammar.
+
     Args:
         grammar: The grammar in the serial form of llguidance.
 
     Raises:
-        InvalidInput: It has several parts, which no engine takes.
+        InvalidInput: It has a form that no engine takes.
     """
     if not grammar.lstrip().startswith("{"):
         return None, grammar
     try:
-        (part,) = json.loads(grammar)["grammars"]
-        if isinstance(part.get("json_schema"), dict):
-            return part["json_schema"], ""
-        lark = part["lark_grammar"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+        first, *others = json.loads(grammar)["grammars"]
+        if not others and isinstance(first.get("json_schema"), dict):
+            return first["json_schema"], ""
+        return None, _lark_of(first, {part["name"]: part for part in others})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InvalidInput("grammar", "has a form that no engine takes") from None
-    return None, str(lark)
+
+
+def _lark_of(part: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns a part as Lark, with rules for the parts that it names by "@"."""
+    used: dict[str, None] = {}
+
+    def rule_of(match: re.Match[str]) -> str:
+        if match[1] not in named:
+            return match[0]
+        used[match[1]] = None
+        return f"part_{match[1]}"
+
+    lark: str = part["lark_grammar"]
+    if named:  # nobody knows what a client's own grammar looks like, which names none
+        lark = _NAME.sub(rule_of, lark)
+    others = {name: each for name, each in named.items() if name not in used}
+    return lark + "".join(f"\npart_{name}: {_body_of(named[name], others)}" for name in used)
+
+
+def _body_of(part: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> str:
+    if "json_schema" in part:
+        return f"%json {json.dumps(part['json_schema'])}"
+    return f"%lark {{\n{_lark_of(part, named)}\n}}"
 
 
 def visible_devices(device: Device, count: int = 1) -> dict[str, str]:

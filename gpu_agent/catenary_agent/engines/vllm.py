@@ -5,6 +5,7 @@ Its sampler is its own: answers by temperature are as random as ours, but others
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from catenary_agent.decoders.model_files.adapters import adapter_rank, room_of_rank
 from catenary_agent.engines.requests import (
     NOTHING_NEW,
     EngineBooking,
@@ -55,6 +57,10 @@ _OWN = frozenset(
         "--config",
         "--data-parallel-size",
         "--pipeline-parallel-size",
+        "--enable-lora",
+        "--lora-modules",
+        "--max-loras",
+        "--max-lora-rank",
     }
 )
 """The options that the agent decides."""
@@ -97,7 +103,7 @@ class VllmProtocol:
         if asked.prompt_logprobs is not None:
             raise InvalidInput("prompt_logprobs", "an engine serves this model, and says none")
         made: dict[str, Any] = {
-            "model": _NAME,
+            "model": _name_of(request.adapter),
             "prompt": list(request.token_ids),
             "max_tokens": request.most_tokens,
             "min_tokens": request.least_tokens,
@@ -238,6 +244,8 @@ def vllm_command(
         "--max-num-seqs": str(booking.sessions),
         "--num-gpu-blocks-override": str(blocks),
         "--block-size": str(each),
+        # Grammars are written for llguidance; it would take another library for simple ones.
+        "--structured-outputs-config": '{"backend": "guidance"}',
     }
     variables = visible_devices(device, _ways(arguments))
     if device.kind == "cpu":
@@ -249,6 +257,24 @@ def vllm_command(
         }
     pairs = [part for option in options.items() for part in option]
     return EngineCommand("vllm", (*pairs, "--disable-uvicorn-access-log", *arguments), variables)
+
+
+def adapter_options(folder: Path, adapters: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns the options by which vLLM serves the LoRA adapters of a model, all at a time.
+
+    Raises:
+        InvalidInput: An adapter is not what vLLM reads.
+    """
+    if not adapters:
+        return ()
+    rank = max(room_of_rank(adapter_rank(folder / place)) for _, place in adapters)
+    modules = [{"name": _name_of(name), "path": str(folder / place)} for name, place in adapters]
+    sizes = ("--max-loras", str(len(adapters)), "--max-lora-rank", str(rank))
+    return ("--enable-lora", *sizes, "--lora-modules", *map(json.dumps, modules))
+
+
+def _name_of(adapter: str) -> str:
+    return f"{_NAME}:{adapter}" if adapter else _NAME
 
 
 def _ways(arguments: Sequence[str]) -> int:

@@ -205,6 +205,9 @@ class ModelManifest:
     """Arguments of an engine besides those that the agent gives it."""
     min_version: str = ""
     """The oldest version of the engine that serves the model; empty for any."""
+    adapters: tuple[tuple[str, str], ...] = ()
+    """Names of LoRA adapters, and their folders in the folder of `model.yaml`; only of models that
+    vLLM alone serves."""
 
     @property
     def generates_text(self) -> bool:

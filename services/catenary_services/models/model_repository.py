@@ -86,6 +86,7 @@ _ONLY_OF_DECODERS = (
     "packing",
     *_PARSERS,
     *_ENGINE_KEYS,
+    "adapters",
 )
 _CHOICES = {
     "platform": PLATFORMS,
@@ -98,6 +99,11 @@ _NOT_OF_DECODERS = ("dimensions", "text_tokens")
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _Milliseconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 _Argument = Annotated[str, msgspec.Meta(min_length=1, max_length=1024, pattern="^[^\\x00-\\x1f]+$")]
+# A name is no version, because "model:name" asks for an adapter and "model:version" for none.
+_AdapterName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,127}$")]
+_Subfolder = Annotated[
+    str, msgspec.Meta(max_length=200, pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*$")
+]
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,6 +127,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     engine_file: str = ""
     engine_arguments: Annotated[tuple[_Argument, ...], msgspec.Meta(max_length=64)] = ()
     min_version: Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}(\.\d{1,9}){0,5}$|^$")] = ""
+    adapters: Annotated[dict[_AdapterName, _Subfolder], msgspec.Meta(max_length=32)] = {}
     dimensions: Annotated[dict[str, _Size], msgspec.Meta(max_length=64)] = {}
 
 
@@ -404,6 +411,8 @@ class ModelRepository:
                 for name, value in engine.items()
                 if value
             }
+            if manifest.adapters:
+                document["adapters"] = dict(manifest.adapters)
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
         self._write(manifest.key, MANIFEST_FILE, text)
@@ -509,6 +518,9 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         raise InvalidInput(f"{where}.engine_file", text)
     if given.platform == "llama_server" and not _is_gguf(given.file):
         raise InvalidInput(f"{where}.file", "is no GGUF file, which llama-server needs")
+    if given.adapters and given.platform != "vllm":
+        text = "are for models that vLLM alone serves (platform: vllm)"
+        raise InvalidInput(f"{where}.adapters", text)
     objectives = TokenObjectives(
         *(_nanoseconds(getattr(given, name)) if name in document else 0 for name in OBJECTIVE_KEYS)
     )
@@ -533,6 +545,7 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         engine_file=given.engine_file,
         engine_arguments=given.engine_arguments,
         min_version=given.min_version,
+        adapters=tuple(given.adapters.items()),
     )
 
 

@@ -17,6 +17,7 @@ from catenaryd.sources.bringing import PulledModel, bring
 from catenaryd.sources.source_names import source_of
 from catenaryd.sources.versions import PullOptions
 from compared_models.gguf_files import random_model, write_gguf
+from engines.engine_models import write_adapter
 from tiny_language_models import worker_in_this_process, write_folder
 
 VLLM, LLAMA = DecoderRuntime.VLLM, DecoderRuntime.LLAMA_SERVER
@@ -49,6 +50,39 @@ def test_a_folder_for_vllm_has_its_files_and_sizes_and_no_graph(tmp_path: Path) 
     assert held.weight_bytes(0, table.blocks) >= sum(p.nbytes for p in model.parameters())
     assert take(repository, tmp_path / "tiny", engine="vllm").known
     assert take(repository, tmp_path / "tiny").known  # whoever names no engine takes what is there
+
+
+def test_adapters_lie_beside_their_model_and_are_counted(tmp_path: Path) -> None:
+    write_folder(tmp_path / "tiny", "llama3")
+    write_adapter(tmp_path / "terse", rank=4)
+    write_adapter(tmp_path / "slow", rank=16)
+    adapters = {"terse": tmp_path / "terse", "slow": tmp_path / "slow"}
+    repository = ModelRepository(tmp_path / "models")
+    with pytest.raises(InvalidInput, match=r"^adapters: .*--engine vllm"):
+        take(repository, tmp_path / "tiny", adapters=adapters)
+    with pytest.raises(InvalidInput, match="adapters"):
+        take(repository, tmp_path / "tiny", engine="vllm", adapters={"7": tmp_path / "terse"})
+    with pytest.raises(InvalidInput, match=r"has no adapter_model\.safetensors"):
+        take(repository, tmp_path / "tiny", engine="vllm", adapters={"a": tmp_path / "tiny"})
+    assert repository.list() == []
+    plain = take(repository, tmp_path / "tiny", name="plain", engine="vllm").key
+    key = take(repository, tmp_path / "tiny", engine="vllm", adapters=adapters).key
+    assert repository.manifest(key).adapters == (
+        *(("terse", "adapters/terse"), ("slow", "adapters/slow")),
+    )
+    with repository.reading(key) as reading:
+        assert "adapters/slow/adapter_model.safetensors" in reading.names()
+    weights = [
+        repository.decoder_table(each).held(DecoderForm.VLLM).weight_bytes(0, 1)
+        for each in (plain, key)
+    ]
+    # Each adapter has the room of the largest one, and this model more than one block.
+    files = (tmp_path / "slow" / "adapter_model.safetensors").stat().st_size * (1 + 16 // 4)
+    blocks = repository.decoder_table(key).blocks
+    assert weights[1] - weights[0] == -(-files // blocks)
+    assert take(repository, tmp_path / "tiny", engine="vllm", adapters=adapters).known
+    with pytest.raises(InvalidInput, match="is there with slow, terse"):
+        take(repository, tmp_path / "tiny", engine="vllm", adapters={"terse": tmp_path / "terse"})
 
 
 def test_a_gguf_file_is_for_llama_server_alone_or_beside_blocks(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ LAYOUT = CacheLayout(3 * BLOCKS, SESSION_TOKENS, (0,))
 
 
 def opening(
-    tokens: int, prompt: list[int] = PROMPT, **sampling: object
+    tokens: int, prompt: list[int] = PROMPT, adapter: str = "", **sampling: object
 ) -> frame_pb2.SessionOpening:
     hop = common_pb2.Hop(agent_id="a", model="tiny", model_version="1", last_block=BLOCKS)
     return frame_pb2.SessionOpening(
@@ -49,17 +49,26 @@ def opening(
         prompt_tokens=len(PROMPT),
         sampling=generation_pb2.SamplingParameters(max_tokens=tokens, top_p=1, **sampling),
         budget_ns=FAR,
+        adapter=adapter,
     )
 
 
 class Agent:
     """A generation loop with one engine, whose news a test hands on one by one."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        platform: str = "llama_server",
+        adapters: tuple[str, ...] = (),
+    ) -> None:
         self.news: queue.Queue[EngineAnswered] = queue.Queue()
-        key = engine_model(folder / "models", arguments=arguments)
+        key = engine_model(
+            folder / "models", platform=platform, arguments=arguments, adapters=adapters
+        )
         host = EngineHost(
-            DecoderRuntime.LLAMA_SERVER,
+            DecoderRuntime(platform),
             fake_python(folder),
             Device.parse("cpu"),
             1,
@@ -225,3 +234,23 @@ def test_a_session_that_moves_here_is_asked_for_when_it_is_handed_over(agent: Ag
     assert session.state is SessionState.QUEUED
     agent.run()
     assert agent.tokens(2) == expected(len(known) + 1, 20 - 4)
+
+
+def test_sessions_with_adapters_run_beside_those_without(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, platform="vllm", adapters=("terse", "rhyming"))
+    try:
+        for session, adapter in enumerate(("", "terse", "rhyming"), 1):
+            agent.open(session, 5, adapter=adapter)
+        agent.run()
+        for shift, session in enumerate((1, 2, 3)):
+            assert agent.tokens(session) == expected(len(PROMPT) + shift, 5)
+    finally:
+        agent.loop.close()
+
+
+def test_an_adapter_that_is_not_loaded_fails_its_session_only(agent: Agent) -> None:
+    agent.open(1, 5)
+    agent.open(2, 5, adapter="terse")
+    agent.run()
+    assert agent.failures() == ["INVALID_INPUT"]
+    assert agent.tokens(1) == expected(len(PROMPT), 5)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
 from catenary_agent.engines.llama_server import LlamaServerProtocol, llama_server_command
 from catenary_agent.engines.missing_tokens import MissingTokens
 from catenary_agent.engines.requests import EngineBooking, EngineRequest, grammar_parts
-from catenary_agent.engines.vllm import VllmProtocol, vllm_command
+from catenary_agent.engines.vllm import VllmProtocol, adapter_options, vllm_command
 from catenary_agent.executors.device import Device
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import InvalidInput, PartitionLost
+from catenary_services.grammar.vocabulary import TokenVocabulary
+from engines.engine_models import write_adapter
+from small_models.tiny_tokenizer import END, MORE, tiny_tokenizer, tokens_of
 
 PIECES = [b"<end>", b"a", b"b", b"\xf0\x9f", b"\x98", b"\x80", b" \xf0\x9f", "é".encode()]
 ROOM = EngineBooking(sessions=4, session_tokens=500, tokens=2000)
@@ -183,10 +188,14 @@ class TestVllm:
         assert int(blocks) * int(size) >= 2000 + 4 * (int(size) - 1)
         assert command.environment["VLLM_CPU_KVCACHE_SPACE"] == "4"
         assert "--trust-remote-code" not in command.arguments
+        assert json.loads(options["--structured-outputs-config"]) == {"backend": "guidance"}
 
     @pytest.mark.parametrize(
         "argument",
-        ["--uds=/x", "--port", "--max-num-seqs=9", "--max_num_seqs=9", "--max-num-se=9", "-tp=2"],
+        [
+            *("--uds=/x", "--port", "--max-num-seqs=9", "--max_num_seqs=9", "--max-num-se=9"),
+            *("-tp=2", "--enable-lora", "--lora-modules", "--max-loras=1"),
+        ],
     )
     def test_arguments_do_not_decide_what_the_agent_decides(self, tmp_path, argument: str) -> None:
         with pytest.raises(InvalidInput, match="engine_arguments"):
@@ -199,6 +208,42 @@ class TestVllm:
         ways = ("--tensor-parallel-size", "2")
         command = vllm_command(tmp_path, ROOM, 1, Device.parse("cuda:1"), 1, ways)
         assert command.environment["CUDA_VISIBLE_DEVICES"] == "5,6"
+
+    def test_adapters_have_room_and_names_of_their_own(self, tmp_path) -> None:
+        assert adapter_options(tmp_path, ()) == ()
+        write_adapter(tmp_path / "adapters" / "terse", 4)
+        write_adapter(tmp_path / "adapters" / "model", 20)
+        places = (("terse", "adapters/terse"), ("model", "adapters/model"))
+        options = adapter_options(tmp_path, places)
+        pairs = dict(itertools.pairwise(options))
+        assert (pairs["--max-loras"], pairs["--max-lora-rank"]) == ("2", "32")
+        modules = [json.loads(each) for each in options[options.index("--lora-modules") + 1 :]]
+        assert [each["path"] for each in modules] == [str(tmp_path / each) for _, each in places]
+        asked = [replace(request(), adapter=name) for name in ("", "terse", "model")]
+        names = [VllmProtocol(4).body(each)["model"] for each in asked]
+        assert len(set(names)) == 3
+        assert names[1:] == [each["name"] for each in modules]
+
+    @pytest.mark.parametrize(
+        ("said", "words"),
+        [
+            ({}, "says no rank"),
+            ({"r": "8"}, "says no rank"),
+            ({"r": 8, "rank_pattern": {"q_proj": 1024}}, "says no rank"),
+            ([], "is not an object"),
+        ],
+    )
+    def test_what_is_no_adapter_is_not_given_to_it(self, tmp_path, said, words: str) -> None:
+        write_adapter(tmp_path / "a")
+        (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(said))
+        with pytest.raises(InvalidInput, match=words):
+            adapter_options(tmp_path, (("a", "a"),))
+
+    def test_pickled_weights_are_not_given_to_it(self, tmp_path) -> None:
+        write_adapter(tmp_path / "a")
+        (tmp_path / "a" / "adapter_model.safetensors").rename(tmp_path / "a" / "adapter_model.bin")
+        with pytest.raises(InvalidInput, match=r"has no adapter_model\.safetensors"):
+            adapter_options(tmp_path, (("a", "a"),))
 
     def test_its_capacity_is_read_from_its_metrics(self) -> None:
         page = b'# HELP\nvllm:cache_config_info{block_size="16",num_gpu_blocks="11"} 1.0\n'
@@ -216,3 +261,33 @@ def test_grammars_are_schemas_or_lark() -> None:
     assert grammar_parts('{"grammars": [{"lark_grammar": "start: /b/"}]}') == (None, "start: /b/")
     with pytest.raises(InvalidInput):
         grammar_parts('{"grammars": [{}, {}]}')
+
+
+def test_grammars_of_several_parts_become_one() -> None:
+    tokens = TokenVocabulary(tiny_tokenizer().to_str(), MORE, (END,))
+
+    def admits(grammar: str, text: str) -> bool:
+        matcher = tokens.matcher(grammar)
+        try:
+            matcher.accept(tokens_of(text))
+        except InvalidInput:
+            return False
+        return bool(matcher.allowed()[END])
+
+    answer = {"name": "answer", "lark_grammar": 'start: "call @answer" | @content'}
+    schema = {"type": "array", "items": {"enum": ["@content", 1]}}
+    content = {"name": "content", "json_schema": schema}
+    first = {"lark_grammar": 'start: "@answer" thought @answer\nthought: /[a-z]*@answer/\n'}
+    parts = json.dumps({"grammars": [first, answer, content]})
+    none, lark = grammar_parts(parts)
+    assert none is None
+    for text, is_right in [
+        ("@answerabc@answer[1]", True),
+        ('@answer@answer["@content", 1]', True),
+        ("@answer@answercall @answer", True),
+        ("@answer@answer[2]", False),
+        ("@answer[1]", False),
+        ("part_answer@answer[1]", False),
+    ]:
+        assert admits(parts, text) is is_right
+        assert admits(lark, text) is is_right

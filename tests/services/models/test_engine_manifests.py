@@ -36,6 +36,14 @@ def test_a_model_of_an_engine_alone(tmp_path: Path) -> None:
     assert ModelRepository(tmp_path).manifest(KEY) == made
 
 
+def test_adapters_and_their_folders(tmp_path: Path) -> None:
+    text = "platform: vllm\nfile: model.safetensors\nadapters: {terse: adapters/terse, b: c.d}\n"
+    made = manifest(tmp_path, text)
+    assert made.adapters == (("terse", "adapters/terse"), ("b", "c.d"))
+    ModelRepository(tmp_path).write_manifest(made)
+    assert ModelRepository(tmp_path).manifest(KEY) == made
+
+
 def test_a_model_with_blocks_says_which_engines_read_it(tmp_path: Path) -> None:
     plain = manifest(tmp_path, "platform: decoder\nfile: model.safetensors\n")
     assert (plain.engines, plain.has_blocks) == ({VLLM}, True)
@@ -61,6 +69,13 @@ def test_a_model_with_blocks_says_which_engines_read_it(tmp_path: Path) -> None:
         ('platform: vllm\nfile: m.safetensors\nengine_arguments: ["a\\nb"]\n', "engine_arguments"),
         ("platform: vllm\nfile: m.safetensors\nengine_arguments: --x\n", "engine_arguments"),
         ("platform: sglang\nfile: m.safetensors\n", "platform"),
+        ("platform: decoder\nfile: m.safetensors\nadapters: {a: b}\n", "adapters"),
+        ("platform: llama_server\nfile: m.gguf\nadapters: {a: b}\n", "adapters"),
+        ("platform: onnxruntime_onnx\nfile: m.onnx\nadapters: {a: b}\n", "adapters"),
+        ("platform: vllm\nfile: m.safetensors\nadapters: {a: ../b}\n", "adapters"),
+        ("platform: vllm\nfile: m.safetensors\nadapters: {a: /b}\n", "adapters"),
+        ("platform: vllm\nfile: m.safetensors\nadapters: {'2': b}\n", "adapters"),
+        ("platform: vllm\nfile: m.safetensors\nadapters: {a/b: b}\n", "adapters"),
     ],
 )
 def test_what_no_engine_understands_is_refused_by_its_field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,13 @@ TABLE = DecoderTable(
 )
 
 
+def write_adapter(folder: Path, rank: int = 4) -> None:
+    """Writes the files of a LoRA adapter, whose weights nobody reads."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank}))
+    (folder / "adapter_model.safetensors").write_bytes(b"weights of nobody")
+
+
 def engine_model(
     root: Path,
     name: str = "tiny",
@@ -39,6 +47,7 @@ def engine_model(
     arguments: tuple[str, ...] = (),
     min_version: str = "",
     max_batch: int = 8,
+    adapters: tuple[str, ...] = (),
 ) -> ModelKey:
     """Puts a model into the repository at `root`; with the platform "decoder" it has blocks, too."""
     key = ModelKey(name, "1")
@@ -49,6 +58,8 @@ def engine_model(
     (folder / file).write_bytes(b"weights of nobody")
     if platform == "decoder":
         (folder / "model.safetensors").write_bytes(b"weights of nobody")
+    for each in adapters:
+        write_adapter(folder / "adapters" / each)
     repository.write_manifest(
         ModelManifest(
             key=key,
@@ -61,6 +72,7 @@ def engine_model(
             engine_file=file if platform == "decoder" else "",
             engine_arguments=arguments,
             min_version=min_version,
+            adapters=tuple((each, f"adapters/{each}") for each in adapters),
         )
     )
     table = replace(TABLE, model_hash=repository.model_hash(key))

@@ -2,7 +2,8 @@
 
 It speaks their protocols on the Unix socket it is given. Its token at position p is that of emulated
 decoders, a function of p alone, so that an answer that goes on elsewhere is known beforehand. What
-it does wrong is asked for by an argument of the model: `fake.fault`, or `--fake-fault=`.
+it does wrong is asked for by an argument of the model: `fake.fault`, or `--fake-fault=`. With an
+adapter a model says what it would say one place further on, with the next one two places, and so on.
 """
 
 from __future__ import annotations
@@ -29,11 +30,26 @@ def token_at(position: int, vocabulary: int, end: int) -> int:
     return token
 
 
+def adapters_of(arguments: list[str], pairs: dict[str, str]) -> list[str]:
+    """Returns the names by which vLLM serves adapters, of which each has files and room."""
+    if "--lora-modules" not in arguments:
+        return []
+    given = [json.loads(each) for each in arguments[arguments.index("--lora-modules") + 1 :]]
+    for each in given:
+        said = json.loads(Path(each["path"], "adapter_config.json").read_text())
+        assert said["r"] <= int(pairs["--max-lora-rank"])
+        assert Path(each["path"], "adapter_model.safetensors").exists()
+    assert "--enable-lora" in arguments
+    assert int(pairs["--max-loras"]) == len(given)
+    return [each["name"] for each in given]
+
+
 class Plan:
     """What an engine was started with."""
 
     def __init__(self, engine: str, arguments: list[str]) -> None:
         self.engine = engine
+        self.names = ["model"]
         if engine == "llama_server":
             given = json.loads(arguments[0])
             Path(given["model.path"]).stat()  # it is there
@@ -48,6 +64,7 @@ class Plan:
             self.sessions = int(pairs["--max-num-seqs"])
             self.block_tokens = int(pairs["--block-size"])
             self.blocks = int(pairs["--num-gpu-blocks-override"])
+            self.names += adapters_of(arguments, pairs)
             own = {
                 name.removeprefix("--fake-").replace("-", "_"): value
                 for name, _, value in (each.partition("=") for each in arguments)
@@ -92,6 +109,8 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if self.plan.fault == "refuses" and asked["seed"]:
                 self.answer(400, b'{"error":{"message":"no such thing"}}')
+            elif asked.get("model", "model") not in self.plan.names:
+                self.answer(404, b'{"error":{"message":"no such model"}}')
             else:
                 self.generate(asked)
 
@@ -99,13 +118,14 @@ class Handler(BaseHTTPRequestHandler):
         plan = self.plan
         prompt = asked["prompt"]
         most = asked["n_predict" if plan.engine == "llama_server" else "max_tokens"]
+        shift = plan.names.index(asked.get("model", "model"))
         tokens, finish = [], "length"
         for position in range(len(prompt), len(prompt) + most):
             if position == plan.end_at and not asked["ignore_eos"]:
                 tokens.append(plan.end)
                 finish = "stop"
                 break
-            tokens.append(token_at(position, plan.vocabulary, plan.end))
+            tokens.append(token_at(position + shift, plan.vocabulary, plan.end))
         self.send_response(200)
         self.end_headers()
         is_real = bool(asked["seed"])  # the agent measures with the seed 0

@@ -9,15 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from catenary_agent.decoders.importing.engine_models import keep_gguf
+from catenary_agent.decoders.importing.adapters import add_adapters
+from catenary_agent.decoders.importing.engine_models import import_engine_model, keep_gguf
+from catenary_agent.decoders.importing.importing import ImportOptions
+from catenary_agent.decoders.model_files.adapters import CONFIG_FILE, WEIGHTS_FILE
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo_language_model import weights_file
 from language_model import install
 
 ROOT = Path(__file__).resolve().parents[3]
+LOUD = "loud"
+"""The name of an adapter that SmolLM2 has in vLLM."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,46 @@ class RealEngine:
         else:
             repository.record_content(key)
         return key
+
+    def install_alone(self, models: Path, session_tokens: int, sessions: int) -> ModelKey:
+        """Puts SmolLM2 into a repository for this engine alone; for vLLM with the adapter `LOUD`."""
+        blocks = models.with_name("blocks")
+        key, repository = install(blocks), ModelRepository(models)
+        is_gguf = self.name == "llama_server"
+        source = weights_file() if is_gguf else ModelRepository(blocks).folder(key)
+        options = ImportOptions(session_tokens=session_tokens, max_sessions=sessions)
+        import_engine_model(repository, source, key, self.name, options)
+        if not is_gguf:
+            write_adapter(models.with_name("adapter"), source)
+            add_adapters(repository, key, {LOUD: models.with_name("adapter")}, copies=False)
+        manifest = replace(repository.manifest(key), engine_arguments=self.arguments)
+        repository.write_manifest(manifest)
+        repository.record_content(key)
+        return key
+
+
+def write_adapter(folder: Path, model: Path) -> None:
+    """Writes a LoRA adapter of random weights, so large that a model says something else."""
+    config, random = json.loads((model / "config.json").read_text()), np.random.default_rng(5)
+    hidden, rank = config["hidden_size"], 4
+    key_size = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, size in (("q_proj", hidden), ("v_proj", key_size)):
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            for part, shape in (("A", (rank, hidden)), ("B", (size, rank))):
+                weights = random.normal(0, shape[1] ** -0.5, shape)
+                tensors[f"{place}.lora_{part}.weight"] = weights.astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / WEIGHTS_FILE)
+    said = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": ["q_proj", "v_proj"],
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(said))
 
 
 REAL_ENGINES = {
