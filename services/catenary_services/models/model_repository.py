@@ -78,6 +78,8 @@ ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 """Per boundary and tensor, a shape that the tensor had in the probing run."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# It is no number, because "model:name" asks for an adapter, and "model:number" for a version.
+_ADAPTER = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,127}")
 _PARSERS = ("tool_parser", "reasoning_parser")
 _ENGINE_KEYS = ("engine_file", "engine_arguments", "min_version")
 _ONLY_OF_DECODERS = (
@@ -99,8 +101,6 @@ _NOT_OF_DECODERS = ("dimensions", "text_tokens")
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _Milliseconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 _Argument = Annotated[str, msgspec.Meta(min_length=1, max_length=1024, pattern="^[^\\x00-\\x1f]+$")]
-# A name is no version, because "model:name" asks for an adapter and "model:version" for none.
-_AdapterName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,127}$")]
 _Subfolder = Annotated[
     str, msgspec.Meta(max_length=200, pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*$")
 ]
@@ -127,7 +127,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     engine_file: str = ""
     engine_arguments: Annotated[tuple[_Argument, ...], msgspec.Meta(max_length=64)] = ()
     min_version: Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}(\.\d{1,9}){0,5}$|^$")] = ""
-    adapters: Annotated[dict[_AdapterName, _Subfolder], msgspec.Meta(max_length=32)] = {}
+    adapters: Annotated[dict[str, _Subfolder], msgspec.Meta(max_length=32)] = {}
     dimensions: Annotated[dict[str, _Size], msgspec.Meta(max_length=64)] = {}
 
 
@@ -521,6 +521,10 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
     if given.adapters and given.platform != "vllm":
         text = "are for models that vLLM alone serves (platform: vllm)"
         raise InvalidInput(f"{where}.adapters", text)
+    for name in given.adapters:
+        if not _ADAPTER.fullmatch(name):
+            text = f"{name[:80]!r} is no name: letters, digits, '.', '_' and '-', a letter first"
+            raise InvalidInput(f"{where}.adapters", text)
     objectives = TokenObjectives(
         *(_nanoseconds(getattr(given, name)) if name in document else 0 for name in OBJECTIVE_KEYS)
     )

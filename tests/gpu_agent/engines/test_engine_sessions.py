@@ -26,8 +26,8 @@ from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from catenary_agent.generation.state.states import SessionState
 from catenary_agent.supervision.steps import RunningSteps
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
-from catenary_services.domain.decoder import DecoderRuntime
 from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.model import ENGINE_OF
 from catenary_services.models.model_repository import ModelRepository
 from engines.engine_models import BLOCKS, SESSION_TOKENS, engine_model
 from engines.fake_engine import fake_python, token_at
@@ -68,7 +68,7 @@ class Agent:
             folder / "models", platform=platform, arguments=arguments, adapters=adapters
         )
         host = EngineHost(
-            DecoderRuntime(platform),
+            ENGINE_OF[platform],
             fake_python(folder),
             Device.parse("cpu"),
             1,

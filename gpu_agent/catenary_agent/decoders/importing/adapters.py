@@ -49,7 +49,7 @@ def add_adapters(
             link_or_copy(source / file, target / file, copies=copies)
         # The engine has the same room for each, whatever its own rank.
         size += (source / WEIGHTS_FILE).stat().st_size * room // ranks[name]
-    held = table.held(DecoderForm.VLLM)
-    whole = engine_sizes(table, held.form, held.weight_bytes(0, table.blocks) + size)
+    size += table.held(DecoderForm.VLLM).weight_bytes(0, table.blocks)
+    whole = engine_sizes(table, DecoderForm.VLLM, size)
     repository.write_decoder_table(key, replace(table, forms=table.with_forms([whole])))
     repository.record_content(key)

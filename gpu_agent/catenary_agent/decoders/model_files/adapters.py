@@ -22,10 +22,10 @@ def adapter_rank(folder: Path) -> int:
         # Other forms of weights are pickles, which run whatever their author wrote.
         raise InvalidInput("adapters", f"{folder.name} has no {WEIGHTS_FILE}")
     said = read_object(folder / CONFIG_FILE)
-    ranks = [said.get("r")]
     pattern = said.get("rank_pattern")
-    ranks += pattern.values() if isinstance(pattern, dict) else []
-    if not all(type(rank) is int and 0 < rank <= _ROOMS[-1] for rank in ranks):
+    own = pattern.values() if isinstance(pattern, dict) else ()
+    ranks = [each for each in (said.get("r"), *own) if type(each) is int]
+    if len(ranks) <= len(own) or not 0 < min(ranks) <= max(ranks) <= _ROOMS[-1]:
         text = f"{folder.name}/{CONFIG_FILE} says no rank of 1 to {_ROOMS[-1]}"
         raise InvalidInput("adapters", text)
     return max(ranks)
