@@ -38,7 +38,8 @@ SLOW_FOLDERS = (
     "services/transport",
     "system",
 )
-"""Folders whose tests make models, or start Redis, agents, engines, clusters or what tries out grammars."""
+"""Folders whose tests make models, or start Redis, agents, engines, clusters or what tries out
+grammars."""
 
 RUNTIMES = ("onnxruntime", "onnxruntime_genai", "torch", "transformers", "ctranslate2")
 """Libraries that run models: importing one takes seconds."""
