@@ -1,5 +1,9 @@
 """Measurement of an engine's times when it has started, by requests like those of sessions.
 
+Before that it is asked once for all it may be asked for, so that whatever it loads or compiles when
+it is first needed is there: vLLM takes a quarter of a minute for its first log probabilities, and
+nobody could tell that from a step that hangs.
+
 Prompts of some lengths are read, each alone, and some numbers of sequences generate beside each
 other. The lines through the times are those of all decoders (`catenary_agent.decoders.timing`).
 Later reports correct them.
@@ -20,6 +24,7 @@ from catenary_agent.engines.requests import EngineRequest
 from catenary_agent.engines.streams import EngineStream
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import CatenaryError, InternalError
+from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_agent.engines.client import EngineClient
@@ -30,7 +35,22 @@ SEQUENCES = (1, 2, 4, 8)
 DECODED_TOKENS = 8
 _SHORT_TOKENS = 8
 _DEEP_TOKENS = 256
+_WARM_TOKENS = 2
 _MEASURED_SESSION = -1
+_GREEDY = SamplingParameters(ignore_eos=True)
+_EVERYTHING = SamplingParameters(
+    temperature=1.0,
+    top_p=0.9,
+    top_k=50,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    grammar=r"start: /(.|\n)*/",
+    logprobs=1,
+    ignore_eos=True,
+)
+_log = get_logger("catenary_agent.engines")
 
 
 class EngineTimer:
@@ -71,14 +91,16 @@ class EngineTimer:
 
     def came(self, stream: EngineStream, delta: EngineTokens, now_ns: int) -> None:
         with self._changed:
-            self._came[stream] += [now_ns] * len(delta.token_ids)
-            self._changed.notify_all()
+            if stream in self._came:  # else it was given up
+                self._came[stream] += [now_ns] * len(delta.token_ids)
+                self._changed.notify_all()
 
     def over(self, stream: EngineStream, error: CatenaryError | None) -> None:
         with self._changed:
-            self._over += 1
-            self._error = self._error or error
-            self._changed.notify_all()
+            if stream in self._came:
+                self._over += 1
+                self._error = self._error or error
+                self._changed.notify_all()
 
     # -- measurement -----------------------------------------------------------------------------
 
@@ -88,9 +110,9 @@ class EngineTimer:
         Raises:
             CatenaryError: The engine does not answer as it should.
         """
-        deadline_s = time.monotonic() + budget_s
         longest = self._booking.session_tokens - DECODED_TOKENS
-        self._run([_shortest(_SHORT_TOKENS, longest)], 1)  # the first request warms it up
+        self._warm_up(_shortest(_SHORT_TOKENS, longest))
+        deadline_s = time.monotonic() + budget_s
         prompts = self._points(
             [tokens for tokens in PROMPT_TOKENS if tokens <= longest] or [max(1, longest)],
             lambda tokens: self._run([tokens], 1)[0],
@@ -115,6 +137,18 @@ class EngineTimer:
             prefill_floor_ns=round(floor),
         )
 
+    def _warm_up(self, prompt: int) -> None:
+        sequences = min(2, self._booking.sessions)
+        try:
+            for count in range(1, sequences + 1):  # what was compiled for one holds for one only
+                self._run([prompt] * count, _WARM_TOKENS, _EVERYTHING)
+        except CatenaryError as error:
+            # Not every engine has all of it; what it lacks is refused when somebody asks for it.
+            _log.warning("engine_not_warm", reason=error.message)
+        with self._changed:
+            self._came, self._error = {}, None
+        self._run([prompt], 1)
+
     def _points(
         self, sizes: Sequence[int], run: Callable[[int], float], deadline_s: float
     ) -> list[tuple[int, float]]:
@@ -131,10 +165,15 @@ class EngineTimer:
         gaps = [gap for came in self._came.values() for gap in np.diff(came)[1:]]
         return float(max(1.0, np.median(gaps))) if gaps else 1.0
 
-    def _run(self, prompts: Sequence[int], most_tokens: int) -> list[float]:
+    def _run(
+        self,
+        prompts: Sequence[int],
+        most_tokens: int,
+        parameters: SamplingParameters = _GREEDY,
+    ) -> list[float]:
         """Generates tokens behind random prompts; returns the nanoseconds to each first token."""
-        parameters = SamplingParameters(ignore_eos=True)
-        self._came, self._over = {}, 0
+        with self._changed:
+            self._came, self._over = {}, 0
         streams = []
         for number, tokens in enumerate(prompts):
             ids = self._random.integers(0, self._vocabulary_size, tokens).tolist()

@@ -112,8 +112,10 @@ class Answer:
         self.is_over.set()
 
 
-def ask(executor: EngineExecutor, tokens: int = 10) -> tuple[list[int], CatenaryError | None]:
-    request = EngineRequest([5, 6, 7], 3, tokens, SamplingParameters(), 77)
+def ask(
+    executor: EngineExecutor, tokens: int = 10, **asked: object
+) -> tuple[list[int], CatenaryError | None]:
+    request = EngineRequest([5, 6, 7], 3, tokens, SamplingParameters(**asked), 77)
     stream, answer = EngineStream(9, request), Answer()
     executor._client.begin(stream, executor._protocol.body(request), answer)
     assert answer.is_over.wait(30)
@@ -228,6 +230,22 @@ def test_what_an_engine_refuses_is_the_callers_to_change(place: Place) -> None:
         _, error = ask(executor)
         assert isinstance(error, InvalidInput)
         assert "no such thing" in error.message
+
+
+@pytest.mark.parametrize("platform", ["llama_server", "vllm"])
+def test_an_engine_has_loaded_all_it_needs_before_it_serves(place: Place, platform: str) -> None:
+    fault = "fake.fault=lazy" if platform == "llama_server" else "--fake-fault=lazy"
+    with place.loaded(platform, fault) as executor:
+        tokens, error = ask(executor, grammar='start: "a"')
+        assert (len(tokens), error) == (10, None)
+
+
+def test_an_engine_without_grammars_serves_whoever_asks_for_none(place: Place) -> None:
+    with place.loaded("vllm", "--fake-fault=plain") as executor:
+        assert ask(executor)[1] is None
+        _, error = ask(executor, grammar='start: "a"')
+        assert isinstance(error, InvalidInput)
+        assert "no grammars here" in error.message
 
 
 def test_an_end_that_the_model_does_not_know_by_that_token_is_one(place: Place) -> None:

@@ -76,6 +76,8 @@ class Plan:
         self.end_at = int(own.get("end_at", 0))
         """The position of an end-of-text token; 0 for none."""
         self.fault = str(own.get("fault", ""))
+        self.is_warm = False
+        """True once it was asked with a grammar."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -106,8 +108,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        has_grammar = bool(asked.get("grammar") or asked.get("structured_outputs"))
+        if self.plan.fault == "lazy" and has_grammar and asked["seed"] and not self.plan.is_warm:
+            os._exit(9)
+        self.plan.is_warm |= has_grammar
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if self.plan.fault == "refuses" and asked["seed"]:
+            if self.plan.fault == "plain" and has_grammar:
+                self.answer(400, b'{"error":{"message":"no grammars here"}}')
+            elif self.plan.fault == "refuses" and asked["seed"]:
                 self.answer(400, b'{"error":{"message":"no such thing"}}')
             elif asked.get("model", "model") not in self.plan.names:
                 self.answer(404, b'{"error":{"message":"no such model"}}')
