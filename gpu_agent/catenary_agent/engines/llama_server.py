@@ -40,6 +40,9 @@ _ALL_LAYERS = 9_999
 _PARAMETER = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,2}")
 _LARK = "%llguidance {}\n"
 """The first line of a grammar that llguidance is to read."""
+_SEPARATOR = re.compile(r'("(?:item|key)_separator": ")([,:]) \?"')
+"""A separator of JSON with a space or without: its llguidance takes that for a text, newer ones for
+a pattern."""
 _OWN = frozenset(
     {
         "model",
@@ -296,7 +299,9 @@ def _grammar(asked: str) -> dict[str, Any]:
     if not asked:
         return {}
     schema, lark = grammar_parts(asked)
-    return {"json_schema": schema} if schema is not None else {"grammar": _LARK + lark}
+    if schema is not None:
+        return {"json_schema": schema}
+    return {"grammar": _LARK + _SEPARATOR.sub(r'\1\2 "', lark)}
 
 
 def _logprob(value: float | None) -> float:

@@ -114,6 +114,14 @@ class TestLlamaServer:
             llama().body(request(**asked))
         assert caught.value.field == field
 
+    def test_separators_of_grammars_are_texts(self) -> None:
+        options = {"item_separator": ", ?", "key_separator": ": ?"}
+        schema = {"description": '"key_separator": ": ?"', "x-guidance": options}
+        body = llama().body(request(grammar=f"start: %json {json.dumps(schema)}"))
+        said = json.loads(body["grammar"].partition("%json ")[2])
+        assert said["x-guidance"] == {"item_separator": ", ", "key_separator": ": "}
+        assert said["description"] == schema["description"]
+
     def test_it_gets_the_room_that_is_booked(self, tmp_path) -> None:
         command = llama_server_command(tmp_path / "m.gguf", ROOM, CPU, 2, ("n_ubatch=128",))
         given = json.loads(command.arguments[0])

@@ -18,11 +18,13 @@ from machine_faults.idle_book import idle_book
 
 ENGINE, RING = "engine", ("ring-0", "ring-1")
 """The names of the agents."""
-_STEP_S = 120.0
+_STEP_S, _START_S = 120.0, 600.0
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline = time.monotonic() + _STEP_S
+async def until(
+    condition: Callable[[], Awaitable[bool]], what: str, within_s: float = _STEP_S
+) -> None:
+    deadline = time.monotonic() + within_s
     while not await condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.1)
@@ -109,7 +111,7 @@ class EngineBesideRing:
             await self._whole(asked, tokens)
             return ENGINE in found
 
-        await until(serves, "the engine serves again")
+        await until(serves, "the engine serves again", _START_S)
 
     async def engine_is_drained(self, test: str) -> None:
         """Drains the engine's agent; what is asked then is answered, and the book gets empty."""
