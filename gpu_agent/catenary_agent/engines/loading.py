@@ -114,7 +114,12 @@ def load_engine(
                 )
             ready_s = time.monotonic()
             timer = EngineTimer(
-                client, started.protocol, booking, table.vocabulary_size, host.silence_s
+                client,
+                started.protocol,
+                booking,
+                table.vocabulary_size,
+                host.silence_s,
+                host.stopping,
             )
             rounds.cost = timer.measure()
         except BaseException:

@@ -23,7 +23,7 @@ from catenary_agent.decoders.timing import context_slope, floored_line, line
 from catenary_agent.engines.requests import EngineRequest
 from catenary_agent.engines.streams import EngineStream
 from catenary_services.domain.sampling import SamplingParameters
-from catenary_services.errors import CatenaryError, InternalError
+from catenary_services.errors import CatenaryError, InternalError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ DECODED_TOKENS = 8
 _SHORT_TOKENS = 8
 _DEEP_TOKENS = 256
 _WARM_TOKENS = 2
+_POLL_S = 0.25
 _MEASURED_SESSION = -1
 _GREEDY = SamplingParameters(ignore_eos=True)
 _EVERYTHING = SamplingParameters(
@@ -63,6 +64,7 @@ class EngineTimer:
         booking: EngineBooking,
         vocabulary_size: int,
         silence_s: float,
+        stopping: threading.Event,
     ) -> None:
         """Measures nothing yet.
 
@@ -72,6 +74,7 @@ class EngineTimer:
             booking: The room that the engine has.
             vocabulary_size: Number of the model's tokens.
             silence_s: Seconds for which nothing may come before the engine is given up.
+            stopping: Set if nobody needs the engine any more.
         """
         self._client = client
         self._protocol = protocol
@@ -79,6 +82,7 @@ class EngineTimer:
         self._random = np.random.default_rng(0)
         self._vocabulary_size = vocabulary_size
         self._silence_s = silence_s
+        self._stopping = stopping
         self._changed = threading.Condition()
         self._came: dict[EngineStream, list[int]] = {}
         self._over = 0
@@ -188,8 +192,13 @@ class EngineTimer:
 
     def _wait(self, count: int, streams: Sequence[EngineStream]) -> None:
         with self._changed:
+            heard_s = time.monotonic()
             while self._over < count and self._error is None:
-                if not self._changed.wait(self._silence_s):
+                if self._changed.wait(_POLL_S):
+                    heard_s = time.monotonic()
+                elif self._stopping.is_set():
+                    self._error = Unavailable("this agent is stopping")
+                elif time.monotonic() - heard_s > self._silence_s:
                     self._error = InternalError(
                         f"the engine has generated nothing for {self._silence_s:g} s"
                     )

@@ -278,6 +278,13 @@ def test_an_agent_that_stops_waits_for_no_engine(place: Place) -> None:
         place.load("llama_server", "fake.fault=never_ready")
 
 
+def test_an_agent_that_stops_waits_for_no_measurement(place: Place) -> None:
+    threading.Timer(1.0, place.stopping.set).start()
+    with pytest.raises(Unavailable):
+        place.load("llama_server", "fake.token_s=60")
+    assert not list((place.folder / "run").iterdir())
+
+
 def test_a_model_may_ask_for_a_newer_engine(place: Place) -> None:
     with pytest.raises(NotSupported, match=r"1\.10"):
         place.load(min_version="1.10")

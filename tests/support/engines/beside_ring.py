@@ -31,15 +31,16 @@ async def until(
 
 
 def engines_of(process: psutil.Process) -> list[psutil.Process]:
-    """Returns the engines that agents below a process run."""
-    found = []
+    """Returns the engines that agents below a process run, without what these start."""
+    found = {}
     for child in process.children(recursive=True):
         try:
             if "engine_child.py" in " ".join(child.cmdline()) and child.status() != "zombie":
-                found.append(child)
+                found[child] = child.ppid()
         except psutil.NoSuchProcess:
             continue
-    return found
+    ids = {each.pid for each in found}
+    return [each for each, parent in found.items() if parent not in ids]
 
 
 @dataclass
@@ -101,7 +102,9 @@ class EngineBesideRing:
         results = await self._whole(asked, tokens)
         assert any(result.chain_changes for result in results)
 
-    async def engine_serves_again(self, tokens: int) -> None:
+    async def engine_serves(self, tokens: int) -> None:
+        """Asks until the engine has been started, and has sessions."""
+
         async def serves() -> bool:
             asked = [self.ask(tokens) for _ in range(6)]
             found: set[str] = set()
@@ -111,7 +114,7 @@ class EngineBesideRing:
             await self._whole(asked, tokens)
             return ENGINE in found
 
-        await until(serves, "the engine serves again", _START_S)
+        await until(serves, "the engine serves", _START_S)
 
     async def engine_is_drained(self, test: str) -> None:
         """Drains the engine's agent; what is asked then is answered, and the book gets empty."""

@@ -37,10 +37,11 @@ async def all_of_it(there: EngineBesideRing, name: str, long_tokens: int) -> Non
     ways = {tuple(hop["agent"] for hop in chain["hops"]) for chain in model["chains"]}
     assert ways in ({(ENGINE,), RING}, {(ENGINE,), RING[::-1]})
     assert "whole, by engines" in plan.explanation
+    await there.engine_serves(10)
     await there.sessions_are_on_both(SESSIONS + 4, 40)
     await there.stream_moves_to_and_fro(long_tokens)
     await there.streams_survive_the_engine(10, 60)
-    await there.engine_serves_again(30)
+    await there.engine_serves(30)
     await there.engine_is_drained(f"{name} beside blocks")
 
 
