@@ -34,6 +34,8 @@ ARGUMENTS = {"llama_server": (), "vllm": ("--enforce-eager", "--dtype", "float32
 RATE_LIMIT, FIRST_TOKEN_LIMIT_MS = 0.95, 5.0
 _START_S = 900.0
 _TIMEOUT = aiohttp.ClientTimeout(total=600.0)
+_PATIENT = {"x-deadline-ms": "600000"}
+"""An engine alone has no deadlines, so the gateway shall keep none that a busy machine misses."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Server:
             "stream_options": {"include_usage": True},
         }
         began_s, first_s, last = time.perf_counter(), 0.0, b""
-        async with self.session.post(f"{self.url}/v1/completions", json=body) as answer:
+        url = f"{self.url}/v1/completions"
+        async with self.session.post(url, json=body, headers=_PATIENT) as answer:
             answer.raise_for_status()
             async for line in answer.content:
                 if line.startswith(b"data: {"):
