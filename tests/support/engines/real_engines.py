@@ -109,7 +109,7 @@ def write_adapter(folder: Path, model: Path) -> None:
 REAL_ENGINES = {
     "llama_server": RealEngine("llama_server", (), is_exact=False, long_tokens=500),
     "vllm": RealEngine(
-        "vllm", ("--enforce-eager", "--dtype", "float32"), is_exact=True, long_tokens=200
+        "vllm", ("--enforce-eager", "--dtype", "float32"), is_exact=True, long_tokens=500
     ),
 }
 
