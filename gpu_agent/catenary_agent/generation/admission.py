@@ -78,6 +78,8 @@ def admit(
         raise InvalidInput("token_ids", f"{len(tokens)} tokens; a session has at most {limit}")
     if max(tokens) >= table.vocabulary_size:
         raise InvalidInput("token_ids", f"{max(tokens)} is not in the vocabulary")
+    if opening.adapter and opening.adapter not in executor.adapters:
+        raise InvalidInput("model", f"{batcher.key.model} has no adapter {opening.adapter!r} here")
     if spec.is_last != (spec.own_hop.last_block == table.blocks):
         raise InvalidInput("route", "does not end at the model's last block")
     room = _room(opening, limit)
