@@ -129,7 +129,7 @@ chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MI
 fuzz: $(NATIVE) $(TOOLS) ## schemathesis against /openapi.json of a small cluster: no errors of the server (SEED=, MINUTES=10)
 	PYTHONPATH=tests/support $(BIN)/python tests/system/fuzz.py --seed $(SEED) --minutes $(or $(MINUTES),10)
 
-bench: $(NATIVE) $(ENGINES)/llama_server/.installed ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
+bench: $(NATIVE) $(if $(QUICK),,$(ENGINES)/llama_server/.installed) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--out docs/benchmarks.json)
 
 peers: $(PEERS:%=.venv-peers/%/.installed) ## environments of the servers that bench-peers compares with, 1 GB (ONLY="triton ray": these)
