@@ -299,12 +299,13 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _close_if_idle(self) -> None:
         if self.transport is None:
             return
-        unread = self.transport.get_write_buffer_size()
-        if unread < self._unread_bytes or self.task is not None:
-            self._idle_since_s = self._loop.time()
+        now_s, unread = self._loop.time(), self.transport.get_write_buffer_size()
+        # aiohttp closes the connections that it has; who reads an answer is not idle.
+        if self.task is not None or self._library is not None or unread < self._unread_bytes:
+            self._idle_since_s = now_s
         self._unread_bytes = unread
-        due_s = self._idle_since_s + KEEPALIVE_S
-        if self._library is None and due_s <= self._loop.time():
+        left_s = self._idle_since_s + KEEPALIVE_S - now_s
+        if left_s <= 0:
             self.transport.abort()
-            return
-        self._timer = self._loop.call_at(max(due_s, self._loop.time() + 1.0), self._close_if_idle)
+        else:
+            self._timer = self._loop.call_later(left_s, self._close_if_idle)

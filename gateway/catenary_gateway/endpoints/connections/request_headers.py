@@ -19,10 +19,11 @@ MOST_HEADERS = 100
 END = b"\r\n\r\n"
 
 _LINE = rb"(DELETE|GET|HEAD|OPTIONS|PATCH|POST|PUT) (/[!-~]*) HTTP/1\.1\r\n"
-_HEADERS = rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*\r\n)*)"
+_NAME = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_HEADERS = rb"((?:" + _NAME + rb":[\t -~]*\r\n)*)"
 _WHOLE = re.compile(_LINE + _HEADERS + rb"\r\n")
 _BEGUN_LINE = re.compile(rb"[A-Z]{1,7}(?: (?:/[!-~]*(?: [HTP/1.]{0,8}\r?)?)?)?")
-_BEGUN_HEADERS = re.compile(_LINE + _HEADERS + rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:?[\t -~]*)?\r?")
+_BEGUN_HEADERS = re.compile(_LINE + _HEADERS + rb"(?:" + _NAME + rb"(?::[\t -~]*)?)?\r?")
 _INFER = re.compile(
     r"/v2/models/(?P<model>\w[\w.~-]*)(?:/versions/(?P<version>\w[\w.~-]*))?/infer", re.ASCII
 )
