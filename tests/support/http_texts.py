@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 INFER = "/v2/models/toy/infer"
+INFER_FREE = "/v2/models/free/infer"
+"""Of a model whose rows may have any size."""
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
@@ -31,10 +33,10 @@ def posted(body: bytes, *lines: str, path: str = INFER) -> bytes:
     return "\r\n".join(fields).encode() + body
 
 
-def toy(values: np.ndarray, request_id: str = "", *lines: str) -> bytes:
-    """A request to infer what the model "toy" makes of an array."""
+def toy(values: np.ndarray, request_id: str = "", *lines: str, path: str = INFER) -> bytes:
+    """A request to infer what the model "toy", or that of another path, makes of an array."""
     body, size = toy_body(values, request_id)
-    return posted(body, f"Inference-Header-Content-Length: {size}", *lines)
+    return posted(body, f"Inference-Header-Content-Length: {size}", *lines, path=path)
 
 
 def chunked(body: bytes, *lines: str, path: str = INFER) -> bytes:

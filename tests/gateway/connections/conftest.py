@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,11 @@ import uvloop
 from gateway_harness import Stage, stage
 
 
-@pytest.fixture(scope="session", params=["uvloop", "asyncio"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Processes run on uvloop, whose transports are not asyncio's; users of harnesses may not."""
-    return (
-        uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
-    )
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Processes run on uvloop, whose transports are not asyncio's; some harnesses do not."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture

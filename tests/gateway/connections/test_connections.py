@@ -18,7 +18,7 @@ from catenary_services.security.key_file import add_key
 from catenary_services.transport.tcp.tcp_listener import TcpListener
 from certificates import Certificates
 from gateway_harness import Stage, stage
-from http_texts import INFER, LIVE, answer_from, chunked, posted, toy, toy_body
+from http_texts import INFER, INFER_FREE, LIVE, answer_from, chunked, posted, toy, toy_body
 from shared_helpers.waiting import until
 
 ONE = np.ones((1, 4), np.float32)
@@ -155,13 +155,13 @@ async def test_a_body_too_large_is_refused_by_its_announcement(tmp_path: Path) -
 
 
 async def test_large_tensors_come_back_as_they_went(running: Stage) -> None:
-    values = np.random.default_rng(0).standard_normal((200_000, 4)).astype(np.float32)
+    values = np.random.default_rng(0).standard_normal((2, 400_000)).astype(np.float32)
     async with connected(running) as (reader, writer):
-        for rows in (200_000, 37_500, 1):
-            writer.write(toy(values[:rows]) * 2)
+        for size in (400_000, 75_000, 1):
+            writer.write(toy(values[:, :size], path=INFER_FREE) * 2)
             for _ in range(2):
                 answer = await answer_from(reader)
-                assert np.array_equal(answer.values, values[:rows].ravel())
+                assert np.array_equal(answer.values, values[:, :size].ravel())
     capacity = running.gateway._pipeline.capacity
     assert (capacity.bytes, capacity.requests) == (0, 0)
 
@@ -255,10 +255,10 @@ async def test_large_bodies_come_over_tls_too(running: Stage, tmp_path: Path) ->
     listener = TcpListener(connection, context)
     port = await listener.start("127.0.0.1", 0)
     trusting = ssl.create_default_context(cafile=str(files["ca_file"]))
-    values = np.random.default_rng(0).standard_normal((100_000, 4)).astype(np.float32)
+    values = np.random.default_rng(0).standard_normal((1, 400_000)).astype(np.float32)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
     for _ in range(2):
-        writer.write(toy(values) + LIVE)
+        writer.write(toy(values, path=INFER_FREE) + LIVE)
         assert np.array_equal((await answer_from(reader)).values, values.ravel())
         assert (await answer_from(reader)).status == 200
     writer.close()

@@ -74,7 +74,7 @@ def header_of(data: bytes) -> RequestHeader | None:
         headers[name.lower()] = value.strip(" \t")
     if len(headers) != len(fields) or len(fields) > MOST_HEADERS:
         return None
-    if not _NOT_PLAIN.isdisjoint(headers):
+    if "host" not in headers or not _NOT_PLAIN.isdisjoint(headers):
         return None
     if headers.get("connection", "keep-alive").lower() != "keep-alive":
         return None
