@@ -131,7 +131,7 @@ def _small_inference_of(found: _SmallBody) -> Document:
         value = getattr(found, name)
         if value is not msgspec.UNSET:
             document[name] = value
-    if found.inputs is not msgspec.UNSET:
+    if isinstance(found.inputs, list):
         _require_few_inputs(found.inputs)
         document["inputs"] = [_given(tensor) for tensor in found.inputs]
     return document

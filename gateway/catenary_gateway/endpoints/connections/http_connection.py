@@ -59,8 +59,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._reading_paused = self._writing_paused = False
         self._unread_bytes = 0
         """Bytes of answers that the client had not read when that was last looked at."""
-        self._idle_since_s = self._loop.time()
-        self._timer = self._loop.call_later(KEEPALIVE_S, self._close_if_idle)
+        self._idle_since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
         """The end of the time for the rest of a body that is thrown away."""
 
@@ -70,13 +70,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
             self._address = str(name[0])
+        self._idle_since_s = self._loop.time()
+        self._timer = self._loop.call_later(KEEPALIVE_S, self._close_if_idle)
         self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the present request."""
         self.transport = None
-        self._timer.cancel()
-        self._stop_lingering()
+        for timer in (self._timer, self._linger):
+            if timer is not None:
+                timer.cancel()
         self._owner.closed(self)
         if self.task is not None:
             self.task.cancel()
