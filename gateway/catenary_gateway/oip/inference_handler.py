@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline, caller
-from catenary_gateway.endpoints.connections.http_call import JSON_TYPE, HttpAnswer, HttpCall
+from catenary_gateway.endpoints.connections.http_call import (
+    JSON_TYPE,
+    REQUEST_ID,
+    HttpAnswer,
+    HttpCall,
+)
 from catenary_gateway.endpoints.http_bodies import BoundedThreadPool
-from catenary_gateway.endpoints.http_calls import REQUEST_ID, presented_key
+from catenary_gateway.endpoints.http_calls import presented_key
 from catenary_gateway.oip import oip_json
 from catenary_gateway.oip.extensions import ProtocolExtensions
 from catenary_gateway.oip.route_schemas import BINARY
