@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -49,25 +49,7 @@ class _Body(msgspec.Struct):
     parameters: msgspec.Raw = _ABSENT
 
 
-class _SmallTensor(msgspec.Struct):
-    name: Any = msgspec.UNSET
-    datatype: Any = msgspec.UNSET
-    shape: Any = msgspec.UNSET
-    parameters: Any = msgspec.UNSET
-    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class _SmallBody(msgspec.Struct):
-    """A body so small that all of it but the tensors may be read at once."""
-
-    id: Any = msgspec.UNSET
-    inputs: list[_SmallTensor] | msgspec.UnsetType = msgspec.UNSET
-    outputs: Any = msgspec.UNSET
-    parameters: Any = msgspec.UNSET
-
-
 _body = msgspec.json.Decoder(_Body)
-_small_body = msgspec.json.Decoder(_SmallBody)
 _tensors = msgspec.json.Decoder(list[_Tensor])
 _anything = msgspec.json.Decoder()
 
@@ -110,10 +92,6 @@ def inference_of(body: bytes | memoryview) -> Document:
         raise InvalidInput("body", f"has more than {MOST_BYTES} bytes of JSON; send binary data")
     if len(body) > MOST_SMALL_BYTES:
         _require_few(body, b"{", _MOST_OBJECTS, "objects")
-    else:
-        # Piece by piece, the reason is found why a body is none.
-        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-            return _small_inference_of(_small_body.decode(body))
     found = decoded(body, "body", _body.decode)
     document: Document = {}
     for name in ("id", "outputs", "parameters"):
@@ -123,23 +101,6 @@ def inference_of(body: bytes | memoryview) -> Document:
     if found.inputs is not _ABSENT:
         document["inputs"] = _inputs(found.inputs)
     return document
-
-
-def _small_inference_of(found: _SmallBody) -> Document:
-    document: Document = {}
-    for name in ("id", "outputs", "parameters"):
-        value = getattr(found, name)
-        if value is not msgspec.UNSET:
-            document[name] = value
-    if isinstance(found.inputs, list):
-        _require_few_inputs(found.inputs)
-        document["inputs"] = [_given(tensor) for tensor in found.inputs]
-    return document
-
-
-def _given(tensor: _SmallTensor) -> Document:
-    values = msgspec.structs.asdict(tensor)
-    return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 
 
 def small_value(raw: msgspec.Raw, field: str) -> Any:
@@ -190,7 +151,8 @@ def _inputs(raw: msgspec.Raw) -> list[Document]:
         raise InvalidInput(f"inputs[{place[1]}]", "must be an object") from None
     except (msgspec.MsgspecError, RecursionError):
         raise InvalidInput("body", "is not JSON") from None
-    _require_few_inputs(tensors)
+    if len(tensors) > _MOST_INPUTS:
+        raise InvalidInput("inputs", f"has more than {_MOST_INPUTS} tensors")
     return [_input(tensor, f"inputs[{at}]") for at, tensor in enumerate(tensors)]
 
 
@@ -203,11 +165,6 @@ def _input(tensor: _Tensor, field: str) -> Document:
     if tensor.data is not _ABSENT:
         document["data"] = tensor.data
     return document
-
-
-def _require_few_inputs(tensors: Sized) -> None:
-    if len(tensors) > _MOST_INPUTS:
-        raise InvalidInput("inputs", f"has more than {_MOST_INPUTS} tensors")
 
 
 def has_few(data: memoryview, sign: bytes, most: int) -> bool:
