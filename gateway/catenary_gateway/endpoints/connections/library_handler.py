@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 
-class Lender(Protocol):
+class LentConnection(Protocol):
     """A connection that lends requests to aiohttp."""
 
     def library_answered(self, *, keeps_alive: bool) -> None:
@@ -26,7 +26,11 @@ class LibraryHandler(RequestHandler):
     __slots__ = ("lender",)
 
     def __init__(
-        self, lender: Lender, server: web.Server, loop: asyncio.AbstractEventLoop, **limits: object
+        self,
+        lender: LentConnection,
+        server: web.Server,
+        loop: asyncio.AbstractEventLoop,
+        **limits: object,
     ) -> None:
         super().__init__(server, loop=loop, **limits)  # type: ignore[arg-type]
         self.lender = lender
