@@ -1,4 +1,4 @@
-"""Spaces out work that is due after every change, so that many changes cost little more than one."""
+"""Spaces out work that is due after every change, so that a hundred cost little more than one."""
 
 from __future__ import annotations
 
