@@ -100,6 +100,7 @@ class OnnxPart(PartExecutor):
         if options.device.kind == "cuda" and not self._has_texts:
             place = ("cuda", options.device.index)
             self._on_device = DeviceRuns(self._session, *place, keep=self._shapes_repeat)
+        self.is_tied_to_thread = options.device.kind != "cpu"
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
         """Returns the outputs' shapes as seen in an earlier run, or from the specs; else None."""

@@ -36,6 +36,8 @@ _log = get_logger("catenary_agent.engine")
 
 _AHEAD = 2
 """The most jobs at the thread: one that runs, and one to be started next without a delay."""
+_MOST_IN_A_ROW = 16
+"""The most short batches that are computed on the event loop before it gets to other work."""
 _BATCHES_PER_STEP = 8
 """While batches are always ready, one other job is computed after this many of them."""
 
@@ -91,7 +93,9 @@ class ReadyQueue:
 class Feeder:
     """Chooses the job that is computed next.
 
-    It has no task: whatever makes room at the thread or needs it feeds the thread at once.
+    It has no task: whatever makes room at the thread or needs it feeds the thread at once. A short
+    batch is computed at once, on the event loop, if the thread has nothing to do: the two wake-ups
+    that the thread costs are more than the batch.
 
     Invariants: at most `_AHEAD` jobs are at the thread. A batch waits at the thread only while no
     more urgent one is ready. While `max_unpushed` results wait for their links, at most one more is
@@ -116,6 +120,10 @@ class Feeder:
         self._unpushed = 0
         self._since_step = 0
         self._crashed: asyncio.Future[None] | None = None
+        self._is_feeding = False
+        self._in_a_row = 0
+        self.compute_here: Callable[[Batch], bool] = lambda batch: False
+        """Computes and delivers a batch on the event loop; returns False if the device is taken."""
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -172,9 +180,14 @@ class Feeder:
 
     def _feed(self) -> None:
         """Hands jobs to the thread while it has room for them."""
+        if self._is_feeding or self._in_a_row >= _MOST_IN_A_ROW:
+            return  # it goes on when the batch that is computed here has left, or in the next turn
+        self._is_feeding = True
         try:
-            while (len(self._inside) < _AHEAD) and (
-                self._unpushed + len(self._inside) <= self._max_unpushed
+            while (
+                len(self._inside) < _AHEAD
+                and self._unpushed + len(self._inside) <= self._max_unpushed
+                and self._in_a_row < _MOST_IN_A_ROW
             ):
                 batch = None
                 if not self._steps or self._since_step < _BATCHES_PER_STEP:
@@ -190,6 +203,8 @@ class Feeder:
             # Whoever made room is not to blame; the process ends for it (`BatchEngine.failed`).
             if self._crashed is not None and not self._crashed.done():
                 self._crashed.set_exception(error)
+        finally:
+            self._is_feeding = False
 
     def _prepare(self, batch: Batch) -> None:
         """Stages the outputs of the most urgent batch and hands it to the thread."""
@@ -198,7 +213,24 @@ class Feeder:
             return
         batch.staged = self._stage(batch)
         self._since_step += 1
+        if not self._inside and batch.partition.is_short(batch.rows) and self._computed_here(batch):
+            return
         self._offer(batch)
+
+    def _computed_here(self, batch: Batch) -> bool:
+        """Computes a short batch on the event loop; returns False if the thread has to do it."""
+        self._inside.append(batch)
+        if not self.compute_here(batch):
+            self._inside.remove(batch)
+            return False
+        self._in_a_row += 1
+        if self._in_a_row == _MOST_IN_A_ROW:
+            asyncio.get_running_loop().call_soon(self._has_turned)
+        return True
+
+    def _has_turned(self) -> None:
+        self._in_a_row = 0
+        self._feed()
 
     def _offer(self, job: Job) -> None:
         assert self._thread is not None
@@ -230,10 +262,11 @@ def out_of_time() -> DeadlineExceeded:
 def run_job(job: Job, steps: RunningSteps) -> None:
     """Runs a job on the compute thread in its turn; an exception is stored in the job."""
     with steps.turns:
-        _run_now(job, steps)
+        run_now(job, steps)
 
 
-def _run_now(job: Job, steps: RunningSteps) -> None:
+def run_now(job: Job, steps: RunningSteps) -> None:
+    """Runs a job whose turn it is; an exception is stored in the job."""
     if isinstance(job, ComputeJob):
         try:
             job.result = steps.run(job.work, StepKind.MEASURING)
