@@ -9,7 +9,7 @@ from collections.abc import Callable
 from catenary_services.log import get_logger
 
 _SHARE = 0.1
-"""The most of the time that the work takes while changes keep coming."""
+"""The most of this thread's time that the work takes while changes keep coming."""
 _LONGEST_PAUSE_S = 0.5
 
 _log = get_logger(__name__)
@@ -20,8 +20,8 @@ class PacedWork:
 
     Bringing a cluster to what is wanted of it costs more, the more agents there are. When hundreds
     of them come at the same time, each is a change. Done for each of them, the work of all would
-    grow with the square of their number; so after it was done it pauses, in proportion to the time
-    that it took, and does what has become due meanwhile in one go.
+    grow with the square of their number; so after it was done it pauses, in proportion to the CPU
+    time that it took, and does what has become due meanwhile in one go.
 
     Args:
         work: The work. It may ask for itself again.
@@ -59,7 +59,7 @@ class PacedWork:
             self._timer = None
 
     def _do(self) -> None:
-        began_s = time.monotonic()
+        began_s = time.thread_time()
         self._is_busy = True
         try:
             self._work()
@@ -68,9 +68,8 @@ class PacedWork:
             asyncio.get_running_loop().call_soon(self._done, began_s)
 
     def _done(self, began_s: float) -> None:
-        now_s = time.monotonic()
-        pause_s = (now_s - began_s) * (1 / _SHARE - 1)
-        self._rested_s = now_s + min(_LONGEST_PAUSE_S, pause_s)
+        pause_s = (time.thread_time() - began_s) * (1 / _SHARE - 1)
+        self._rested_s = time.monotonic() + min(_LONGEST_PAUSE_S, pause_s)
         self._is_busy = False
         if self._is_asked:
             self._is_asked = False
