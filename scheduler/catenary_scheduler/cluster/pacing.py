@@ -68,12 +68,12 @@ class PacedWork:
             asyncio.get_running_loop().call_soon(self._done, began_s)
 
     def _done(self, began_s: float) -> None:
-        pause_s = (time.thread_time() - began_s) * (1 / _SHARE - 1)
-        self._rested_s = time.monotonic() + min(_LONGEST_PAUSE_S, pause_s)
+        pause_s = min(_LONGEST_PAUSE_S, (time.thread_time() - began_s) * (1 / _SHARE - 1))
+        self._rested_s = time.monotonic() + pause_s
         self._is_busy = False
-        if self._is_asked:
-            self._is_asked = False
-            self.ask()
+        if self._is_asked and not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._due)
+        self._is_asked = False
 
     def _due(self) -> None:
         self._timer = None
