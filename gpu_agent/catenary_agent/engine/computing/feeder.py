@@ -122,8 +122,9 @@ class Feeder:
         self._crashed: asyncio.Future[None] | None = None
         self._is_feeding = False
         self._in_a_row = 0
-        self.compute_here: Callable[[Batch], bool] = lambda batch: False
-        """Computes and delivers a batch on the event loop; returns False if the device is taken."""
+        self.compute_here: Callable[[Batch], bool] | None = None
+        """Computes and delivers a batch on the event loop; returns False if the device is taken.
+        None if everything is computed on the thread."""
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -191,6 +192,9 @@ class Feeder:
             ):
                 batch = None
                 if not self._steps or self._since_step < _BATCHES_PER_STEP:
+                    batch = self._ready.peek()
+                    if batch is not None and self._inside and self._is_for_here(batch):
+                        return  # it is computed here when the thread is done
                     batch = self._ready.pop()
                 if batch is not None:
                     self._prepare(batch)
@@ -213,12 +217,17 @@ class Feeder:
             return
         batch.staged = self._stage(batch)
         self._since_step += 1
-        if not self._inside and batch.partition.is_short(batch.rows) and self._computed_here(batch):
-            return
-        self._offer(batch)
+        if not self._computed_here(batch):
+            self._offer(batch)
+
+    def _is_for_here(self, batch: Batch) -> bool:
+        return self.compute_here is not None and batch.partition.is_short(batch.rows)
 
     def _computed_here(self, batch: Batch) -> bool:
         """Computes a short batch on the event loop; returns False if the thread has to do it."""
+        if self._inside or not self._is_for_here(batch):
+            return False
+        assert self.compute_here is not None
         self._inside.append(batch)
         if not self.compute_here(batch):
             self._inside.remove(batch)
