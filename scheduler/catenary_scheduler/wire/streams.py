@@ -54,7 +54,7 @@ class PeerStream(Generic[Out]):
     def send(self, message: Out) -> None:
         """Queues a message; a peer that does not read loses its session, which bounds memory."""
         if not self._stream.closed:
-            self._put(self._packed(message))
+            self._put(self._pack_of(messages=[message]).SerializeToString())
 
     @staticmethod
     def send_all(message: Out, streams: Iterable[PeerStream[Out]]) -> None:
@@ -62,11 +62,8 @@ class PeerStream(Generic[Out]):
         data = b""
         for stream in streams:
             if not stream.closed:
-                data = data or stream._packed(message)
+                data = data or stream._pack_of(messages=[message]).SerializeToString()
                 stream._put(data)
-
-    def _packed(self, message: Out) -> bytes:
-        return self._pack_of(messages=[message]).SerializeToString()
 
     def _put(self, data: bytes) -> None:
         try:
