@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from catenary_services.domain.model import TokenUnits
 
 _SHORT_NS = 250_000
-"""To hand a batch to a thread and its outputs back takes two wake-ups, and costs as much."""
+"""The hand-over of a batch to a thread, and of its outputs back, costs as much: two wake-ups."""
 
 
 @dataclass(slots=True, eq=False)

@@ -31,7 +31,7 @@ from catenary_services.errors import InvalidInput
 from catenary_services.models.model_repository import ModelRepository
 
 CAST = ".float16"
-"""What the names of inputs and outputs end with that are cast from and to float16."""
+"""The end of the names of inputs and outputs that are cast from and to float16."""
 _SHAPES_KEPT = 64
 _COPIED_BYTES = 128 * 1024
 """Results up to this size are copied to the caller's buffers: binding buffers costs more (35
