@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 
-from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
 from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
@@ -263,7 +262,7 @@ class RequestMetrics:
                 **({} if session is None else _attributes(request.model, session)),
             },
             error=None if request.outcome == OK else request.outcome,
-            kind=SpanKind.SERVER,
+            is_call=True,
         )
         for bar in bars_of(request, self.gateway_id):
             # Agents and the scheduler export their own spans, from their own clocks.

@@ -225,6 +225,7 @@ class PartitionLoader:
             content,
             pads,
             executor.ends.units,
+            any_thread=not executor.is_tied_to_thread,
         )
         self._engine.partitions.add(loaded)
         return loaded

@@ -61,9 +61,8 @@ class GatewayRegistry:
             gateway.session.send(message)
 
     def broadcast(self, message: Message) -> None:
-        for gateway in self.gateways.values():
-            if gateway.session is not None:
-                gateway.session.send(message)
+        gateways = self.gateways.values()
+        PeerStream.send_all(message, [g.session for g in gateways if g.session is not None])
 
     def refuse(self, command: Reject, now: Nanoseconds) -> None:
         """Tells a gateway that its request failed, and forgets the request."""
