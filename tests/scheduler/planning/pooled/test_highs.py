@@ -19,7 +19,7 @@ from catenary_scheduler.planning.pooled.solving.highs import SolverLimits, solve
 from catenary_scheduler.planning.pooled.solving.milp import MilpTask
 from scheduling_cases.pooled_problems import assert_keeps_the_rules, random_problem
 
-EXACTLY = SolverLimits(seconds=20.0, gap=1e-8)
+EXACTLY = SolverLimits(lambda: 20.0, gap=1e-8)
 
 
 def _on_whole_gpus(problem: PoolingProblem) -> tuple[float, float]:

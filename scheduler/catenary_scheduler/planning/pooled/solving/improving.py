@@ -27,6 +27,8 @@ _ROUNDS = 12
 """Number of times that prices are corrected for one target."""
 _PART_OF_TIME = 0.25
 """Part of the time that is left which the search for whole shares may take at once."""
+_CAREFUL = 4
+"""Effort for the bound that is reported."""
 _ENOUGH = 1e-7
 _CLOSE = 5e-5
 """Relative difference of targets that are not told apart any more."""
@@ -81,8 +83,9 @@ class TargetSearch:
         ceiling = bracket.most  # and nothing from here on, proven or not
         target = ceiling
         while self._seconds_left() > 0 and bracket.gap() > gap:
-            if ceiling - reached <= 0.25 * gap * ceiling:
+            if ceiling - reached <= _CLOSE * ceiling:
                 self._find_below(bracket, reached)
+                self._prove(bracket, ceiling)
                 return
             answer = self._ask(target)
             if answer.division is not None:
@@ -111,6 +114,17 @@ class TargetSearch:
             if answer.division is None or not self._find(bracket, target, answer.division):
                 most = target
             target = (bracket.least + most) / 2
+
+    def _prove(self, bracket: PlanBracket, target: float) -> None:
+        """Lowers the bound as far as the last prices prove it, from a target upwards."""
+        for _ in range(_ROUNDS):
+            cost = self._price(target, effort=_CAREFUL)
+            if cost is None or target >= bracket.most:
+                return
+            if cost > 1 + _ENOUGH:
+                bracket.most = max(target, bracket.least)
+                return
+            target *= 1 + max(1 - cost, _CLOSE)
 
     def _find(self, bracket: PlanBracket, target: float, division: FractionalDivision) -> bool:
         """Seeks whole shares that reach the target. True if the plan got better."""
@@ -147,7 +161,7 @@ class TargetSearch:
                 break
         return _Answer(None, needed if needed < np.inf else 1.0)
 
-    def _price(self, target: float) -> float | None:
+    def _price(self, target: float, effort: int = 1) -> float | None:
         """Returns what the models' cheapest shares cost together, a cluster being 1.
 
         None if time was up before.
@@ -158,7 +172,8 @@ class TargetSearch:
         ):
             if self._seconds_left() <= 0:
                 return None
-            found = cheapest_shares(columns, self._counts, self._prices, model.weight * target)
+            rate = model.weight * target
+            found = cheapest_shares(columns, self._counts, self._prices, rate, effort)
             cost += found.least_cost
             for share in found.shares:
                 _keep(known, share)
