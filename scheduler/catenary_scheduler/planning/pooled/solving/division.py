@@ -16,12 +16,12 @@ from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Int
 from catenary_scheduler.planning.pooled.solving.shares import ModelShare
 from catenary_scheduler.planning.pooled.solving.sparse import INFINITY, ProgrammeBuilder
 
-_MOST_OF_MODEL = 80
+_MOST_OF_MODEL = 50
 """Number of shares of each model among which whole ones are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
-class FractionalDivision:
+class DivisionInParts:
     """Best division where a model may have fractions of several shares."""
 
     used: float
@@ -30,9 +30,7 @@ class FractionalDivision:
     """Price of a GPU of each class at which the whole cluster costs 1."""
 
 
-def divide_in_fractions(
-    counts: Ints, shares: Sequence[Sequence[ModelShare]]
-) -> FractionalDivision:
+def divide_in_fractions(counts: Ints, shares: Sequence[Sequence[ModelShare]]) -> DivisionInParts:
     """Returns the division that uses the least part of the cluster, fractions allowed.
 
     Args:
@@ -44,7 +42,7 @@ def divide_in_fractions(
     solver.run()
     duals = np.array(solver.getSolution().row_dual)
     used = float(solver.getInfo().objective_function_value)
-    return FractionalDivision(used, np.maximum(-duals[: len(counts)], 0.0))
+    return DivisionInParts(used, np.maximum(-duals[: len(counts)], 0.0))
 
 
 def divide(

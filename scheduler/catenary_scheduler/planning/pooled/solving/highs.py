@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from catenary_scheduler.planning.pooled.assembly import PooledSolution, least_share, price_of
 from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
-from catenary_scheduler.planning.pooled.columns.device_tables import Floats
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, price_per_gpu
-from catenary_scheduler.planning.pooled.solving.improving import PlanBracket, TargetSearch
+from catenary_scheduler.planning.pooled.solving.improving import PlanBounds, TargetSearch
 from catenary_scheduler.planning.pooled.solving.milp import MilpProgramme, MilpTask, build
 from catenary_scheduler.planning.pooled.solving.paths import least_price
 from catenary_scheduler.planning.pooled.solving.relaxation import Relaxation, may_improve, relax
@@ -33,6 +33,7 @@ PROVEN_GAP = 1e-4
 
 _MOST_OF_REST = 0.8
 """Part of the time left that HiGHS gets: it looks at its clock only now and then."""
+_PARTS_OF_EVEN_PRICES = (0.0, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +83,37 @@ def solve_with_highs(
 
 
 def _bound_by_paths(task: MilpTask, relaxation: Relaxation, limits: SolverLimits) -> float:
-    """Returns the bound at the relaxation's prices, with paths where columns are missing."""
+    """Returns the bound at the relaxation's prices, with paths where columns are missing.
+
+    A class that costs nothing among the columns may be what a missing one uses, so prices are
+    tried with something added, too.
+    """
     problem, prices = task.problem, relaxation.price_of_gpu
+    counts = np.array([gpu.count for gpu in problem.classes])
+    even = float(prices @ counts) / max(int(counts.sum()), 1)
+    return max(
+        _bound_at(task, prices + part * even, counts, limits) for part in _PARTS_OF_EVEN_PRICES
+    )
+
+
+def _bound_at(task: MilpTask, prices: Floats, counts: Ints, limits: SolverLimits) -> float:
+    problem = task.problem
     least = [
-        float(_gpus_price(columns, prices).min())
+        float(_price_per_request(columns, prices).min())
         if complete
         else least_price(problem, model, prices, limits.seconds_left)
         for model, columns, complete in zip(
             problem.models, task.columns, task.complete, strict=True
         )
     ]
-    counts = np.array([gpu.count for gpu in problem.classes])
     if task.rates is None:
-        weights = [model.weight for model in problem.models]
-        return -float(prices @ counts) / float(np.dot(weights, least))
+        cost = float(np.dot([model.weight for model in problem.models], least))
+        return -float(prices @ counts) / cost if cost > 0 else -np.inf
     saved = prices - np.array(price_per_gpu(problem, task.objective))
     return float(np.dot(task.rates, least) - saved @ counts)
 
 
-def _gpus_price(columns: PipelineColumns, prices: Floats) -> Floats:
+def _price_per_request(columns: PipelineColumns, prices: Floats) -> Floats:
     """Returns the price per request of each column."""
     price = np.where(columns.gpu_class >= 0, prices[columns.gpu_class], 0.0)
     per_request: Floats = (price / columns.rate_per_gpu).sum(axis=1)
@@ -119,19 +132,19 @@ def _by_shares(
 ) -> tuple[_Worth | None, float] | None:
     """Returns the best plan that shares of the models make up, and the bound; None if none can."""
     search = TargetSearch(task, relaxation.price_of_gpu, limits.seconds_left)
-    bracket = PlanBracket(-best.value if best else 0.0, -relaxation.bound, None)
+    bounds = PlanBounds(-best.value if best else 0.0, -relaxation.bound, None)
     if best is not None:
         search.know([share_of(some, len(task.problem.classes)) for some in best.chosen])
-    elif not search.can_be_reached(bracket):
+    elif not search.can_be_reached(bounds):
         return None
-    search.improve(bracket, limits.gap)
-    if bracket.shares is not None:
+    search.improve(bounds, limits.gap)
+    if bounds.shares is not None:
         chosen = [
             share.chosen(columns)
-            for share, columns in zip(bracket.shares, task.columns, strict=True)
+            for share, columns in zip(bounds.shares, task.columns, strict=True)
         ]
         best = _worth(task, chosen)
-    return best, -bracket.most
+    return best, -bounds.most
 
 
 def _search(

@@ -16,7 +16,7 @@ import numpy as np
 
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats
 from catenary_scheduler.planning.pooled.solving.division import (
-    FractionalDivision,
+    DivisionInParts,
     divide,
     divide_in_fractions,
 )
@@ -32,12 +32,16 @@ _CAREFUL = 4
 _ENOUGH = 1e-7
 _CLOSE = 5e-5
 """Relative difference of targets that are not told apart any more."""
+_NARROW = 3e-4
+"""The same before whole shares have been sought."""
+_FIRST_STEP = 5e-3
+"""Relative step down from a target for which no plan of single pipelines was found."""
 
 
 class _Answer(NamedTuple):
     """What is known of a target."""
 
-    division: FractionalDivision | None
+    division: DivisionInParts | None
     """A division in fractions that reaches it."""
     needed: float
     """Number of GPUs it takes, as a multiple of the cluster's."""
@@ -46,7 +50,7 @@ class _Answer(NamedTuple):
 
 
 @dataclass(slots=True)
-class PlanBracket:
+class PlanBounds:
     """The best plan that is known, and what no plan can pass."""
 
     least: float
@@ -63,9 +67,7 @@ class PlanBracket:
 class TargetSearch:
     """A search for the largest target, every model at weight x target."""
 
-    def __init__(
-        self, task: MilpTask, prices: Floats, seconds_left: Callable[[], float]
-    ) -> None:
+    def __init__(self, task: MilpTask, prices: Floats, seconds_left: Callable[[], float]) -> None:
         self._task = task
         self._counts = np.array([gpu.count for gpu in task.problem.classes], dtype=np.int64)
         self._prices = self._scaled(prices)
@@ -77,56 +79,66 @@ class TargetSearch:
         for known, share in zip(self._known, shares, strict=True):
             _keep(known, share)
 
-    def improve(self, bracket: PlanBracket, gap: float) -> None:
+    def improve(self, bounds: PlanBounds, gap: float) -> None:
         """Brings plan and bound together until they differ by the gap, or time is up."""
-        reached = bracket.least  # fractions of shares reach it
-        ceiling = bracket.most  # and nothing from here on, proven or not
+        self._begin(bounds, gap)
+        reached = bounds.least  # fractions of shares reach it
+        ceiling = bounds.most  # and nothing from here on, proven or not
         target = ceiling
-        while self._seconds_left() > 0 and bracket.gap() > gap:
-            if ceiling - reached <= _CLOSE * ceiling:
-                self._find_below(bracket, reached)
-                self._prove(bracket, ceiling)
+        while self._seconds_left() > 0 and bounds.gap() > gap:
+            if ceiling - reached <= _NARROW * ceiling:
+                self._find_below(bounds, reached)
+                self._prove(bounds, ceiling)
                 return
             answer = self._ask(target)
             if answer.division is not None:
-                self._find(bracket, target, answer.division)
-                reached = max(target, bracket.least)
+                self._find(bounds, target, answer.division)
+                reached = max(target, bounds.least)
                 ceiling = max(ceiling, reached)
             else:
                 ceiling = target
                 if answer.impossible:
-                    bracket.most = max(target, bracket.least)
+                    bounds.most = max(target, bounds.least)
             target = _between(reached, ceiling, target / answer.needed)
 
-    def can_be_reached(self, bracket: PlanBracket) -> bool:
+    def can_be_reached(self, bounds: PlanBounds) -> bool:
         """Looks for a plan at a target next to nothing. False if there is none at all."""
-        target = bracket.most * 1e-9
+        target = bounds.most * 1e-9
         answer = self._ask(target)
         if answer.division is not None:
-            self._find(bracket, target, answer.division)
+            self._find(bounds, target, answer.division)
         return not answer.impossible
 
-    def _find_below(self, bracket: PlanBracket, most: float) -> None:
+    def _begin(self, bounds: PlanBounds, gap: float) -> None:
+        """Seeks a better plan of one pipeline for each model, which takes little time."""
+        target = bounds.most
+        while self._seconds_left() > 0 and target > bounds.least * (1 + gap):
+            answer = self._ask(target, effort=0)
+            if answer.division is not None and self._find(bounds, target, answer.division):
+                return
+            target /= max(answer.needed, 1.0) * (1 + _FIRST_STEP)
+
+    def _find_below(self, bounds: PlanBounds, most: float) -> None:
         """Seeks whole shares below a target that fractions of shares reach."""
         target = most
-        while self._seconds_left() > 0 and most - bracket.least > _CLOSE * most:
+        while self._seconds_left() > 0 and most - bounds.least > _CLOSE * most:
             answer = self._ask(target)
-            if answer.division is None or not self._find(bracket, target, answer.division):
+            if answer.division is None or not self._find(bounds, target, answer.division):
                 most = target
-            target = (bracket.least + most) / 2
+            target = (bounds.least + most) / 2
 
-    def _prove(self, bracket: PlanBracket, target: float) -> None:
+    def _prove(self, bounds: PlanBounds, target: float) -> None:
         """Lowers the bound as far as the last prices prove it, from a target upwards."""
         for _ in range(_ROUNDS):
-            cost = self._price(target, effort=_CAREFUL)
-            if cost is None or target >= bracket.most:
+            cost = self._price(target, _CAREFUL)
+            if cost is None or target >= bounds.most:
                 return
             if cost > 1 + _ENOUGH:
-                bracket.most = max(target, bracket.least)
+                bounds.most = max(target, bounds.least)
                 return
             target *= 1 + max(1 - cost, _CLOSE)
 
-    def _find(self, bracket: PlanBracket, target: float, division: FractionalDivision) -> bool:
+    def _find(self, bounds: PlanBounds, target: float, division: DivisionInParts) -> bool:
         """Seeks whole shares that reach the target. True if the plan got better."""
         seconds = max(self._seconds_left() * _PART_OF_TIME, 0.05)
         chosen = divide(self._counts, self._reaching(target), division.prices, seconds)
@@ -136,17 +148,17 @@ class TargetSearch:
             share.rate / model.weight
             for share, model in zip(chosen, self._task.problem.models, strict=True)
         )
-        if value <= bracket.least:
+        if value <= bounds.least:
             return False
-        bracket.least, bracket.shares = value, chosen
-        bracket.most = max(bracket.most, value)
+        bounds.least, bounds.shares = value, chosen
+        bounds.most = max(bounds.most, value)
         return True
 
-    def _ask(self, target: float) -> _Answer:
+    def _ask(self, target: float, effort: int = 1) -> _Answer:
         """Returns whether fractions of shares reach the target."""
         least, needed = 0.0, np.inf
         for _ in range(_ROUNDS):
-            cost = self._price(target)
+            cost = self._price(target, effort)
             if cost is None:
                 break
             least = max(least, cost)

@@ -30,7 +30,8 @@ _MOST_STEPS = 10_000
 """Number of pools' sizes of all pipelines that are looked at."""
 _MOST_PARTS = 150
 """Number of parts of shares, pipelines or pairs of them, that are combined with others."""
-_MOST_PIPELINES = 6
+_FEW_PIPELINES = 3
+"""Number of pipelines of a share; beyond that each is counted at what it loses at least."""
 _MOST_SHARES = 25
 """Number of shares of each kind that are returned."""
 
@@ -68,7 +69,7 @@ def share_of(chosen: Sequence[ChosenPipeline], classes: int) -> ModelShare:
 
 
 @dataclass(frozen=True, slots=True)
-class CheapestShares:
+class SharesFound:
     """The cheapest shares that were found, and a bound for all others."""
 
     least_cost: float
@@ -78,7 +79,7 @@ class CheapestShares:
 
 def cheapest_shares(
     columns: PipelineColumns, counts: Ints, prices: Floats, rate: float, effort: int = 1
-) -> CheapestShares:
+) -> SharesFound:
     """Returns the cheapest shares of a model that reach a rate.
 
     Args:
@@ -86,7 +87,8 @@ def cheapest_shares(
         counts: Number of GPUs of each class in the cluster.
         prices: Price of a GPU of each class; not all are 0.
         rate: Requests per second that the share must reach.
-        effort: The larger, the closer is the bound, and the longer it takes.
+        effort: The larger, the closer is the bound, and the longer it takes; with 0 each share is a
+            single pipeline.
     """
     price = np.where(columns.gpu_class >= 0, prices[columns.gpu_class], 0.0)
     per_request = (price / columns.rate_per_gpu).sum(axis=1)
@@ -98,13 +100,13 @@ def cheapest_shares(
     room = max(best - worth, 0.0) + total / max(int(counts.sum()), 1)
     least_loss = _least_loss(columns, price, float(per_request.min()), rate)
     by_loss = np.argsort(least_loss, kind="stable")
-    kept = by_loss[: min(int((least_loss <= room).sum()), _MOST_COLUMNS)]
+    kept = by_loss[: min(int((least_loss <= room).sum()), _MOST_COLUMNS) if effort else 0]
     finder = _Finder(columns, kept, counts, prices, rate, worth, room, effort * _MOST_PARTS)
     singles, left_out = finder.singles(least_loss, per_request)
     left_out = min(left_out, room, float(least_loss[by_loss[len(kept) :]].min(initial=np.inf)))
     shares = finder.shares(whole)
     least, parts = best, singles
-    for pipelines in range(2, _MOST_PIPELINES + 1):
+    for pipelines in range(2, _FEW_PIPELINES + effort):
         found, least_here = finder.completed(parts)
         shares |= found
         least = min(least, least_here)
@@ -116,7 +118,7 @@ def cheapest_shares(
         parts, dropped = finder.sums(parts, singles, least - worth if pipelines > 2 else room)
         left_out = min(left_out, dropped)
     least = min(least, worth + min(left_out, beyond))
-    return CheapestShares(max(least, worth) * (1 - TOLERANCE), tuple(shares.values()))
+    return SharesFound(max(least, worth) * (1 - TOLERANCE), tuple(shares.values()))
 
 
 class _Parts(NamedTuple):
@@ -166,7 +168,14 @@ class _Parts(NamedTuple):
         )
 
     def take(self, index: Ints) -> _Parts:
-        return _Parts(*(each[index] for each in self))
+        return _Parts(
+            self.rate[index],
+            self.cost[index],
+            self.gpus[index],
+            self.columns[index],
+            self.rates[index],
+            self.reached[index],
+        )
 
     def fit(self, counts: Ints) -> npt.NDArray[np.bool_]:
         """Returns a mask of the parts that the cluster has enough GPUs for."""
@@ -221,7 +230,7 @@ class _Finder:
         return self._useful(some.take(one[inside]).plus(others.take(other[inside])))
 
     def completed(self, parts: _Parts) -> tuple[dict[Gpus, ModelShare], float]:
-        """Returns the parts with one more pipeline each as shares, and the least cost, room or not."""
+        """Returns shares of the parts with one more pipeline each, and the least cost of any."""
         if not len(parts.rate) or not len(self.kept):
             return {}, np.inf
         some = self.columns.take(self.kept)
@@ -265,12 +274,10 @@ class _Finder:
         front = order[rate > before]
         by_loss = front[np.argsort(self._loss(parts)[front], kind="stable")]
         left_out = self._loss(parts)[by_loss[self.most_parts :]].min(initial=np.inf)
-        return parts.take(by_loss[:self.most_parts]), float(left_out)
+        return parts.take(by_loss[: self.most_parts]), float(left_out)
 
 
-def _least_loss(
-    columns: PipelineColumns, price: Floats, per_request: float, most: float
-) -> Floats:
+def _least_loss(columns: PipelineColumns, price: Floats, per_request: float, most: float) -> Floats:
     """Returns the least that a pipeline of each column loses at any rate up to the most.
 
     Every pool has one GPU or more; beyond that it counts with fractions of GPUs. The loss is then

@@ -76,7 +76,8 @@ def _columns_in_time(request: SolveRequest) -> tuple[list[PipelineColumns], list
     """
     problem = request.problem
     reserve = (1 - _PART_FOR_COLUMNS) * request.seconds_left()
-    columns, complete = [], []
+    columns: list[PipelineColumns] = []
+    complete: list[bool] = []
     for model in problem.models:
         tables = device_tables(problem, model)
         in_time = not columns or request.seconds_left() >= reserve
