@@ -66,8 +66,8 @@ def plan_pools(
         return time_limit_s - (clock() - begun if clock else 0.0)
 
     request = SolveRequest(problem, goal, rates, solver, seconds_left)
-    enough = sum(gpu.count for gpu in problem.classes) >= len(problem.models)
-    solution = solve(request) if enough else None
+    too_few = 0 < sum(gpu.count for gpu in problem.classes) < len(problem.models)
+    solution = None if too_few else solve(request)
     if solution is None:
         raise too_few_gpus(problem, rates, partial(_alone, request, solve))
     plan = _with_promises(problem, solution, goal, rates)

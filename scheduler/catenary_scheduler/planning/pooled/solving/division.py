@@ -28,6 +28,8 @@ class DivisionInParts:
     """Largest part of a class that is used; 1 is all of it."""
     prices: Floats
     """Price of a GPU of each class at which the whole cluster costs 1."""
+    parts: tuple[Floats, ...]
+    """Part of each share, by model."""
 
 
 def divide_in_fractions(counts: Ints, shares: Sequence[Sequence[ModelShare]]) -> DivisionInParts:
@@ -37,12 +39,37 @@ def divide_in_fractions(counts: Ints, shares: Sequence[Sequence[ModelShare]]) ->
         counts: Number of GPUs of each class.
         shares: Shares of each model, one of which it gets.
     """
-    builder, _ = _programme(counts, shares, whole=False)
+    builder, at = _programme(counts, shares, whole=False)
     solver = _solver(builder)
     solver.run()
-    duals = np.array(solver.getSolution().row_dual)
+    solution = solver.getSolution()
+    values, duals = np.array(solution.col_value), np.array(solution.row_dual)
     used = float(solver.getInfo().objective_function_value)
-    return DivisionInParts(used, np.maximum(-duals[: len(counts)], 0.0))
+    prices = np.maximum(-duals[: len(counts)], 0.0)
+    return DivisionInParts(used, prices, tuple(values[index] for index in at))
+
+
+def round_division(
+    counts: Ints, shares: Sequence[Sequence[ModelShare]], division: DivisionInParts
+) -> list[ModelShare] | None:
+    """Returns a whole share of each model near a division in fractions, or None if none fit.
+
+    Few models have fractions. From the largest of these, one model after the other gets another
+    share as long as that leaves less over.
+    """
+    gpus = np.array([share.gpus for some in shares for share in some])
+    model = np.repeat(np.arange(len(shares)), [len(some) for some in shares])
+    first = np.searchsorted(model, np.arange(len(shares)))
+    chosen = first + np.array([int(parts.argmax()) for parts in division.parts])
+    used = gpus[chosen].sum(axis=0)
+    while (over := int(np.maximum(used - counts, 0).sum())) > 0:
+        after = used + gpus - gpus[chosen][model]
+        left = np.maximum(after - counts, 0).sum(axis=1)
+        best = int(np.lexsort((after @ division.prices, left))[0])
+        if left[best] >= over:
+            return None
+        used, chosen[model[best]] = after[best], best
+    return [some[at] for some, at in zip(shares, (chosen - first).tolist(), strict=True)]
 
 
 def divide(

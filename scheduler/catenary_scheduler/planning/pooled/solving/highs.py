@@ -33,7 +33,7 @@ PROVEN_GAP = 1e-4
 
 _MOST_OF_REST = 0.8
 """Part of the time left that HiGHS gets: it looks at its clock only now and then."""
-_PARTS_OF_EVEN_PRICES = (0.0, 0.1)
+_PART_OF_EVEN_PRICES = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,16 @@ def solve_with_highs(
 def _bound_by_paths(task: MilpTask, relaxation: Relaxation, limits: SolverLimits) -> float:
     """Returns the bound at the relaxation's prices, with paths where columns are missing.
 
-    A class that costs nothing among the columns may be what a missing one uses, so prices are
-    tried with something added, too.
+    A class that costs nothing among the columns may be all that a missing one uses. Then all
+    classes cost something.
     """
     problem, prices = task.problem, relaxation.price_of_gpu
     counts = np.array([gpu.count for gpu in problem.classes])
     even = float(prices @ counts) / max(int(counts.sum()), 1)
-    return max(
-        _bound_at(task, prices + part * even, counts, limits) for part in _PARTS_OF_EVEN_PRICES
-    )
+    bound = _bound_at(task, prices, counts, limits)
+    if bound > -np.inf:
+        return bound
+    return _bound_at(task, prices + _PART_OF_EVEN_PRICES * even, counts, limits)
 
 
 def _bound_at(task: MilpTask, prices: Floats, counts: Ints, limits: SolverLimits) -> float:

@@ -19,6 +19,7 @@ from catenary_scheduler.planning.pooled.solving.division import (
     DivisionInParts,
     divide,
     divide_in_fractions,
+    round_division,
 )
 from catenary_scheduler.planning.pooled.solving.milp import MilpTask
 from catenary_scheduler.planning.pooled.solving.shares import Gpus, ModelShare, cheapest_shares
@@ -27,12 +28,14 @@ _ROUNDS = 12
 """Number of times that prices are corrected for one target."""
 _PART_OF_TIME = 0.25
 """Part of the time that is left which the search for whole shares may take at once."""
-_CAREFUL = 4
-"""Effort for the bound that is reported."""
+_CAREFUL, _VERY_CAREFUL = 2, 8
+"""Efforts for the bound that is reported."""
 _ENOUGH = 1e-7
+_FAR = 1.5
+"""Multiple of the cluster's GPUs that is assumed where a model has no share."""
 _CLOSE = 5e-5
 """Relative difference of targets that are not told apart any more."""
-_NARROW = 3e-4
+_NARROW = 1e-3
 """The same before whole shares have been sought."""
 _FIRST_STEP = 5e-3
 """Relative step down from a target for which no plan of single pipelines was found."""
@@ -87,8 +90,9 @@ class TargetSearch:
         target = ceiling
         while self._seconds_left() > 0 and bounds.gap() > gap:
             if ceiling - reached <= _NARROW * ceiling:
-                self._find_below(bounds, reached)
-                self._prove(bounds, ceiling)
+                self._prove(bounds, ceiling, _CAREFUL)
+                self._find_below(bounds, ceiling)
+                self._prove(bounds, ceiling, _VERY_CAREFUL)
                 return
             answer = self._ask(target)
             if answer.division is not None:
@@ -119,29 +123,32 @@ class TargetSearch:
             target /= max(answer.needed, 1.0) * (1 + _FIRST_STEP)
 
     def _find_below(self, bounds: PlanBounds, most: float) -> None:
-        """Seeks whole shares below a target that fractions of shares reach."""
-        target = most
+        """Seeks whole shares below a target that fractions of shares just do not reach."""
+        target = (bounds.least + most) / 2
         while self._seconds_left() > 0 and most - bounds.least > _CLOSE * most:
             answer = self._ask(target)
             if answer.division is None or not self._find(bounds, target, answer.division):
                 most = target
             target = (bounds.least + most) / 2
 
-    def _prove(self, bounds: PlanBounds, target: float) -> None:
+    def _prove(self, bounds: PlanBounds, target: float, effort: int) -> None:
         """Lowers the bound as far as the last prices prove it, from a target upwards."""
         for _ in range(_ROUNDS):
-            cost = self._price(target, _CAREFUL)
+            cost = self._price(target, effort)
             if cost is None or target >= bounds.most:
                 return
             if cost > 1 + _ENOUGH:
                 bounds.most = max(target, bounds.least)
                 return
-            target *= 1 + max(1 - cost, _CLOSE)
+            target *= 1 + 1.25 * max(1 - cost, 0.0) + 2 * _CLOSE
 
     def _find(self, bounds: PlanBounds, target: float, division: DivisionInParts) -> bool:
         """Seeks whole shares that reach the target. True if the plan got better."""
         seconds = max(self._seconds_left() * _PART_OF_TIME, 0.05)
-        chosen = divide(self._counts, self._reaching(target), division.prices, seconds)
+        some = self._reaching(target)
+        chosen = round_division(self._counts, some, division)
+        if chosen is None:
+            chosen = divide(self._counts, some, division.prices, seconds)
         if chosen is None:
             return False
         value = min(
@@ -164,7 +171,10 @@ class TargetSearch:
             least = max(least, cost)
             if least > 1 + _ENOUGH:
                 return _Answer(None, least, impossible=True)
-            division = divide_in_fractions(self._counts, self._reaching(target))
+            some = self._reaching(target)
+            if not all(some):
+                return _Answer(None, _FAR)
+            division = divide_in_fractions(self._counts, some)
             self._prices = self._scaled(division.prices)
             saved, needed = needed - division.used, division.used
             if needed <= 1 + _ENOUGH:

@@ -75,18 +75,22 @@ def _columns_in_time(request: SolveRequest) -> tuple[list[PipelineColumns], list
     When the time for that is up, the other models have the shortest pipelines only.
     """
     problem = request.problem
-    reserve = (1 - _PART_FOR_COLUMNS) * request.seconds_left()
+    limit = request.seconds_left()
     columns: list[PipelineColumns] = []
     complete: list[bool] = []
     for model in problem.models:
         tables = device_tables(problem, model)
-        in_time = not columns or request.seconds_left() >= reserve
-        for longest in range(problem.max_partitions if in_time else 1, problem.max_partitions + 1):
+        used = 1 - request.seconds_left() / limit if limit > 0 else 1.0
+        late = used > _PART_FOR_COLUMNS if columns else False
+        shortest = 1 if used > 1.5 * _PART_FOR_COLUMNS else 2
+        length = min(shortest, problem.max_partitions) if late else problem.max_partitions
+        for longest in range(length, problem.max_partitions + 1):
             found = enumerate_columns(model, tables, longest, most_spare=0)
             if len(found):
                 break
         found = found.take(np.flatnonzero(~found.spare.any(axis=1)))
-        check_pipelines(problem, model, found)
+        if longest == problem.max_partitions:
+            check_pipelines(problem, model, found)
         columns.append(undominated(found, len(problem.classes)))
         complete.append(longest == problem.max_partitions)
     return columns, complete
