@@ -37,6 +37,8 @@ _CLOSE = 5e-5
 """Relative difference of targets that are not told apart any more."""
 _NARROW = 1e-3
 """The same before whole shares have been sought."""
+_FIRST_PART = 0.6
+"""Where between the first plan and the bound the first target is."""
 _FIRST_STEP = 5e-3
 """Relative step down from a target for which no plan of single pipelines was found."""
 
@@ -87,7 +89,7 @@ class TargetSearch:
         self._begin(bounds, gap)
         reached = bounds.least  # fractions of shares reach it
         ceiling = bounds.most  # and nothing from here on, proven or not
-        target = ceiling
+        target = reached + _FIRST_PART * (ceiling - reached)
         while self._seconds_left() > 0 and bounds.gap() > gap:
             if ceiling - reached <= _NARROW * ceiling:
                 self._prove(bounds, ceiling, _CAREFUL)
@@ -120,6 +122,8 @@ class TargetSearch:
             answer = self._ask(target, effort=0)
             if answer.division is not None and self._find(bounds, target, answer.division):
                 return
+            if answer.impossible:
+                bounds.most = max(target, bounds.least)
             target /= max(answer.needed, 1.0) * (1 + _FIRST_STEP)
 
     def _find_below(self, bounds: PlanBounds, most: float) -> None:
