@@ -34,6 +34,9 @@ PROVEN_GAP = 1e-4
 _MOST_OF_REST = 0.8
 """Part of the time left that HiGHS gets: it looks at its clock only now and then."""
 _PART_OF_EVEN_PRICES = 0.1
+_FEW_MODELS, _PART_OF_WHOLE = 2, 0.4
+"""Number of models for each class up to which part of the time is kept for the whole programme: the
+fewer models, the more of them have fractions of shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,9 @@ def _by_shares(
     task: MilpTask, relaxation: Relaxation, limits: SolverLimits, best: _Worth | None
 ) -> tuple[_Worth | None, float] | None:
     """Returns the best plan that shares of the models make up, and the bound; None if none can."""
-    search = TargetSearch(task, relaxation.price_of_gpu, limits.seconds_left)
+    models, classes = len(task.problem.models), len(task.problem.classes)
+    rest = limits.seconds_left() * (_PART_OF_WHOLE if models <= _FEW_MODELS * classes else 0.0)
+    search = TargetSearch(task, relaxation.price_of_gpu, lambda: limits.seconds_left() - rest)
     bounds = PlanBounds(-best.value if best else 0.0, -relaxation.bound, None)
     if best is not None:
         search.know([share_of(some, len(task.problem.classes)) for some in best.chosen])

@@ -37,14 +37,17 @@ _CLOSE = 5e-5
 """Relative difference of targets that are not told apart any more."""
 _NARROW = 1e-3
 """The same before whole shares have been sought."""
+_SEED = 1
+_MOST_VARIATIONS, _PRICES_AT_ONCE = 40, 4
+_PARTS_OF_GAP = (0.3, 0.1, 0.03, 0.01)
 _FIRST_PART = 0.6
-"""Where between the first plan and the bound the first target is."""
+"""Place of the first target between the first plan and the bound."""
 _FIRST_STEP = 5e-3
 """Relative step down from a target for which no plan of single pipelines was found."""
 
 
 class _Answer(NamedTuple):
-    """What is known of a target."""
+    """Knowledge of a target."""
 
     division: DivisionInParts | None
     """A division in fractions that reaches it."""
@@ -56,7 +59,7 @@ class _Answer(NamedTuple):
 
 @dataclass(slots=True)
 class PlanBounds:
-    """The best plan that is known, and what no plan can pass."""
+    """The best plan that is known, and the target that no plan can pass."""
 
     least: float
     """Target of the best plan; 0 if there is none."""
@@ -95,6 +98,7 @@ class TargetSearch:
                 self._prove(bounds, ceiling, _CAREFUL)
                 self._find_below(bounds, ceiling)
                 self._prove(bounds, ceiling, _VERY_CAREFUL)
+                self._vary(bounds, gap)
                 return
             answer = self._ask(target)
             if answer.division is not None:
@@ -134,6 +138,21 @@ class TargetSearch:
             if answer.division is None or not self._find(bounds, target, answer.division):
                 most = target
             target = (bounds.least + most) / 2
+
+    def _vary(self, bounds: PlanBounds, gap: float) -> None:
+        """Seeks whole shares among those that are cheap at prices near the last ones, too."""
+        chance = np.random.default_rng(_SEED)
+        prices = self._prices
+        for turn in range(_MOST_VARIATIONS):
+            part = _PARTS_OF_GAP[turn % len(_PARTS_OF_GAP)]
+            target = bounds.least + part * (bounds.most - bounds.least)
+            for _ in range(_PRICES_AT_ONCE):
+                self._prices = self._scaled(prices * chance.uniform(0.5, 2.0, len(prices)))
+                if bounds.gap() <= gap or self._price(target) is None:
+                    return
+            division = divide_in_fractions(self._counts, self._reaching(target))
+            if division.used <= 1 + _ENOUGH:
+                self._find(bounds, target, division)
 
     def _prove(self, bounds: PlanBounds, target: float, effort: int) -> None:
         """Lowers the bound as far as the last prices prove it, from a target upwards."""

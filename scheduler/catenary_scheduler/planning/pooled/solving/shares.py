@@ -196,7 +196,7 @@ class _Finder:
     prices: Floats
     rate: float
     worth: float
-    """What the rate costs at the best price per request, in fractions of GPUs."""
+    """Price of the rate at the best price per request, in fractions of GPUs."""
     room: float
     """Loss that a share may have."""
     most_parts: int
