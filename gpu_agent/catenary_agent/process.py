@@ -123,6 +123,7 @@ class AgentProcess:
             ),
             GenerationLimits(
                 settings.prefill_chunk_tokens or chunk_tokens_for(self.share.device),
+                settings.draft_tokens,
                 settings.push_timeout_s,
             ),
         )
