@@ -34,6 +34,7 @@ MODULES = {
     "migration": "benchmarks.generation.migration",
     "cache_growth": "benchmarks.generation.cache_growth",
     "generation": "benchmarks.generation.generation",
+    "guesses": "benchmarks.generation.guesses",
 }
 """Every bench by its name, in the order they are run and recorded in."""
 

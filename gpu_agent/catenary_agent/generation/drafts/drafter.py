@@ -23,7 +23,9 @@ _FIRST_CHANCES = (0.0, 0.0, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75, 0.8)
 shows its own."""
 _LEAST_GAIN = 0.1
 """Tokens by which a step must gain, in the mean, for guesses to be computed."""
-_PACE_WEIGHT = 0.2
+_SLOWER_WEIGHT, _FASTER_WEIGHT = 0.02, 0.5
+"""The weights of the latest trip in the average. Guesses of other sessions make trips longer, which
+must not make guesses of this one look cheap."""
 
 
 class StepTimes(NamedTuple):
@@ -41,7 +43,7 @@ class StepTimes(NamedTuple):
 
 
 def times_of(
-    cost: DecoderCost, sessions: int, blocks_share: float, token_ns: Nanoseconds
+    cost: DecoderCost, sessions: int, blocks_share: float, away_ns: Nanoseconds
 ) -> StepTimes:
     """Returns the times of steps with guesses, by the measured cost of one agent of a ring.
 
@@ -50,14 +52,14 @@ def times_of(
         sessions: Number of sessions that wait for the same step.
         blocks_share: The share of the model's blocks that are its own; the others are taken to
             cost as much for each block.
-        token_ns: The measured time of the ring for one token; 0 if it is not known yet.
+        away_ns: The time that a token is elsewhere on the ring; 0 if that is not known yet.
     """
     alone_ns = cost.decode(sessions, 0)
     less_ns = cost.decode(sessions - 1, 0) if sessions > 1 else 0.0
     # A session with guesses is computed as a chunk of a prompt is, beside the rows of the others.
     chunk_ns = max(cost.prefill_floor_ns, cost.prefill_ns + cost.prefill_token_ns)
     first_ns = max(0.0, chunk_ns - (alone_ns - less_ns))
-    whole_ns = max(token_ns, round(alone_ns / blocks_share))
+    whole_ns = round(max(away_ns + alone_ns, alone_ns / blocks_share))
     return StepTimes(
         sessions, whole_ns, cost.prefill_token_ns / blocks_share, first_ns / blocks_share
     )
@@ -75,13 +77,14 @@ class Drafter:
         self._agreed = 0
         """Number of tokens that agreed before it."""
         self._chances = list(_FIRST_CHANCES)
-        self.token_ns: Nanoseconds = 0
-        """The average time of the ring for one token; 0 if it is not known."""
+        self.away_ns: Nanoseconds = 0
+        """The average time between a step and its token; 0 if it is not known."""
 
-    def note_time(self, duration_ns: Nanoseconds) -> None:
-        """Notes how long the ring took for one step without guesses."""
-        before = self.token_ns or duration_ns
-        self.token_ns = round(before + _PACE_WEIGHT * (duration_ns - before))
+    def note_trip(self, away_ns: Nanoseconds) -> None:
+        """Notes how long a token without guesses was elsewhere on the ring."""
+        before = self.away_ns or away_ns
+        weight = _SLOWER_WEIGHT if away_ns > before else _FASTER_WEIGHT
+        self.away_ns = round(before + weight * (away_ns - before))
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Takes in what was added to a text, and compares it with the guesses."""

@@ -272,7 +272,7 @@ def _times_of(session: Session, sessions: int, drafter: Drafter) -> StepTimes | 
     if cost is None:
         return None
     share = (executor.key.last_block - session.spec.own_hop.first_block) / executor.table.blocks
-    return times_of(cost, sessions, share, drafter.token_ns)
+    return times_of(cost, sessions, share, drafter.away_ns)
 
 
 def _why_no_token(sampler: SessionSampler, placeholder: int) -> CatenaryError:

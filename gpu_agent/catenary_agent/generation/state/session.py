@@ -179,7 +179,7 @@ class Session:
     """First hop only: True after a step with guesses. The others do not know yet how many of them
     were right, and count fewer tokens as cached."""
     stepped_ns: int = 0
-    """The start of its latest step."""
+    """The end of its latest step."""
     pending_cache: PendingCache | None = None
     """Set until the caches are here, if they come from elsewhere."""
     incoming: IncomingMigration | None = None
@@ -251,8 +251,8 @@ class Session:
         """Forgets the guesses of a step on the first hop, when all its tokens are known."""
         self.keep(0)
         if self.drafter is not None:
-            if not self.is_unequal and self.stepped_ns:
-                self.drafter.note_time(max(0, now - self.stepped_ns))
+            if not self.is_unequal:
+                self.drafter.note_trip(max(0, now - self.stepped_ns))
             self.drafter.follow(self.tokens)
 
     def keep(self, tokens: int) -> None:
@@ -288,7 +288,7 @@ class Session:
         self.drafted = work.drafts.tokens
         self.cached += tokens - len(self.drafted)
         self.is_unequal = bool(self.drafted)
-        self.stepped_ns = times[0]
+        self.stepped_ns = times[1]
         self.steps += 1
         self.compute_ns += times[1] - times[0]
         self.first_step_ns = self.first_step_ns or times[0]
