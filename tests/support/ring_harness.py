@@ -76,6 +76,9 @@ def letters_of(token_ids: Sequence[int]) -> str:
 class ToyDecoder:
     """A recurrence in exact integers: outputs depend on every cached token and on their order."""
 
+    exports_caches = True
+    takes_drafts = True
+    adapters = frozenset()
     commits_on_use = True
 
     def __init__(self, key: PartitionKey, layout: CacheLayout) -> None:

@@ -154,6 +154,12 @@ class DecoderExecutor(Protocol):
     """The sizes of the model in the form in which this executor holds it."""
     commits_on_use: bool
     """True if the memory of a cache is allocated as it is written and freed with its session."""
+    takes_drafts: bool
+    """True if the last inputs of a session in a step may be guessed tokens."""
+    exports_caches: bool
+    """True if caches can be copied out and in; False for engines, whose sessions move by tokens."""
+    adapters: frozenset[str]
+    """The LoRA adapters with which sessions may generate."""
 
     @property
     def memory_bytes(self) -> int:

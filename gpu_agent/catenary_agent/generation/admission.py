@@ -22,6 +22,7 @@ from catenary_services.errors import CatenaryError, InvalidInput, Overloaded
 from catenary_services.grpc.sampling_messages import sampling_of_message
 
 if TYPE_CHECKING:
+    from catenary_agent.decoders.base import DecoderExecutor
     from catenary_agent.generation.state.events import RowsArrived, SessionOpened
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.generation.state.session import IncomingMigration, SessionSpec
@@ -79,6 +80,8 @@ def admit(
         raise InvalidInput("token_ids", f"{len(tokens)} tokens; a session has at most {limit}")
     if max(tokens) >= table.vocabulary_size:
         raise InvalidInput("token_ids", f"{max(tokens)} is not in the vocabulary")
+    if opening.adapter and opening.adapter not in executor.adapters:
+        raise InvalidInput("model", f"{batcher.key.model} has no adapter {opening.adapter!r} here")
     if spec.is_last != (spec.own_hop.last_block == table.blocks):
         raise InvalidInput("route", "does not end at the model's last block")
     room = _room(opening, limit)
@@ -103,7 +106,7 @@ def admit(
         event.arrived,
         state,
         tokens=tokens if spec.is_first else [],
-        drafter=_drafter_of(spec),
+        drafter=_drafter_of(spec, executor),
         ring_takes_drafts=spec.is_last,
         sampler=sampler,
         opened_ns=event.arrived.received_ns,
@@ -116,9 +119,9 @@ def admit(
     )
 
 
-def _drafter_of(spec: SessionSpec) -> Drafter | None:
-    """Returns what guesses tokens of a session here; None if its parameters exclude guesses."""
-    if not spec.is_first or spec.side == "prefill":
+def _drafter_of(spec: SessionSpec, executor: DecoderExecutor) -> Drafter | None:
+    """Returns what guesses tokens of a session here; None if none can be guessed."""
+    if not spec.is_first or spec.side == "prefill" or not executor.takes_drafts:
         return None
     return Drafter() if sampling_of_message(spec.opening.sampling).takes_drafts else None
 

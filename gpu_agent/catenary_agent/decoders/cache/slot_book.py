@@ -154,6 +154,10 @@ class SlotBook:
 class BookedDecoder:
     """The accounts of a decoder executor, which all kinds of executors keep in the same way."""
 
+    exports_caches = True
+    takes_drafts = True
+    adapters: frozenset[str] = frozenset()
+
     def __init__(self, key: PartitionKey, table: DecoderTable, layout: CacheLayout) -> None:
         if not 0 <= key.first_block < key.last_block <= table.blocks:
             raise InvalidInput("partition", f"{key} is not within {table.blocks} blocks")

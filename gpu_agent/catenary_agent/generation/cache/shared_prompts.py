@@ -51,7 +51,7 @@ class SharedPrompts:
         """
         opening = spec.opening
         source = self._sessions.get(opening.shares_prompt_of)
-        if source is not None and _fits(spec, source):
+        if source is not None and source.batcher.executor.exports_caches and _fits(spec, source):
             return source
         if not spec.is_first:
             raise PartitionLost("the session whose prompt it shares is not here")

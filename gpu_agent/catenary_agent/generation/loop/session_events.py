@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation import admission
 from catenary_agent.generation.state.session import HiddenChunk
-from catenary_agent.generation.state.states import AWAITING_TOKEN, MIGRATING_IN, WAITING
+from catenary_agent.generation.state.states import (
+    AWAITING_TOKEN,
+    MIGRATING_IN,
+    QUEUED,
+    WAITING,
+)
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
     from catenary_agent.generation.migration.migrations import Migrations
     from catenary_agent.generation.state.events import (
+        EngineAnswered,
         GrammarCompiled,
         RowsArrived,
         SessionOpened,
@@ -113,6 +119,15 @@ class SessionEvents:
             return
         session.is_held = False
         self._sessions.resume(session)
+
+    def on_answered(self, event: EngineAnswered) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is None:
+            return
+        if event.problem is not None:
+            self._sessions.fail(event.session_id, event.problem)
+        elif session.state is QUEUED:
+            session.batcher.wake(session)
 
     def on_broken(self, event: SessionsBroken) -> None:
         for session_id in event.session_ids:

@@ -23,7 +23,7 @@ from catenary_agent.decoders.sampling.sampling import (
 from catenary_agent.devices.device_errors import failure
 from catenary_agent.generation.drafts.drafter import StepTimes, times_of
 from catenary_agent.generation.loop.step_plan import StepPlan, plan_step
-from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, StepDone, TokenOut
+from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
 from catenary_agent.generation.state.session import ArrivalTime
 from catenary_agent.generation.state.sessions import REPORT_NS
 from catenary_agent.generation.state.states import (
@@ -143,17 +143,13 @@ class StepRunner:
         """Counts a step, and sends what it computed for each session."""
         batcher, size = plan.batcher, plan.size
         self._sessions.because("StepDone", times[1])
-        prefill_tokens = batcher.work_done.add(size, times, batcher.cost)
+        self._sessions.out.steps += batcher.count(size, times)
         for work, result in zip(plan.works, results, strict=True):
             try:
                 if work.session.state is not CLOSED:
                     self._advance(work, result, times)
             except InvalidTransitionError as error:
                 self._sessions.fail_invalid(error)
-        done = StepDone(
-            batcher.key.model.name, size.decode_rows, prefill_tokens, times[1] - times[0]
-        )
-        self._sessions.out.steps.append(done)
         if times[1] - batcher.work_done.since_ns >= REPORT_NS:
             self._sessions.report(batcher)
 

@@ -129,6 +129,14 @@ class GrammarCompiled:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineAnswered:
+    """The news that a session's next token is here, or that its engine has none."""
+
+    session_id: int
+    problem: CatenaryError | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoopCall:
     """Other work for the generation thread, done between two steps."""
 
@@ -148,6 +156,7 @@ Event = (
     | CloseOrdered
     | SessionsBroken
     | GrammarCompiled
+    | EngineAnswered
     | LoopCall
 )
 

@@ -464,6 +464,7 @@ class SessionOpening(_message.Message):
     TIMED_FIELD_NUMBER: _builtins.int
     DECODE_ROUTE_FIELD_NUMBER: _builtins.int
     SHARES_PROMPT_OF_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     request_id: _builtins.int
     prompt_tokens: _builtins.int
@@ -477,6 +478,8 @@ class SessionOpening(_message.Message):
     """A session on the same route with the same prompt, whose caches of it are copied to this one
     instead of being computed again; 0: none.
     """
+    adapter: _builtins.str
+    """The LoRA adapter with which the model generates; empty: none."""
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
         """The whole ring: which blocks are really processed where."""
@@ -505,10 +508,11 @@ class SessionOpening(_message.Message):
         timed: _builtins.bool = ...,
         decode_route: _abc.Iterable[_common_pb2.Hop] | None = ...,
         shares_prompt_of: _builtins.int = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "shares_prompt_of", b"shares_prompt_of", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "shares_prompt_of", b"shares_prompt_of", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

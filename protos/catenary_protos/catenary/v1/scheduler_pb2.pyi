@@ -1100,6 +1100,7 @@ class ServedModel(_message.Message):
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     TEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     platform: _builtins.str
@@ -1132,6 +1133,10 @@ class ServedModel(_message.Message):
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Peers that may have its files, as in LoadPartition."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of its LoRA adapters: "model:adapter" is the model with one of them."""
+
     def __init__(
         self,
         *,
@@ -1152,10 +1157,11 @@ class ServedModel(_message.Message):
         content_digest: _builtins.str = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         text_tokens: _builtins.int = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "content_digest", b"content_digest", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "sources", b"sources", "text_tokens", b"text_tokens", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "batched", b"batched", "content_digest", b"content_digest", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "sources", b"sources", "text_tokens", b"text_tokens", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
