@@ -37,7 +37,9 @@ def row_results(
             more for each of its drafts.
         items: Items that want "token" or "logits".
     """
-    rows, asked, firsts = [], [], []
+    rows: list[int] = []
+    asked: list[Asked] = []
+    firsts: list[int] = []
     tokens: dict[int, int] = {}
     row = 0
     for item in items:
