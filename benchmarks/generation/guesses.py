@@ -1,4 +1,4 @@
-"""What guessed tokens gain and cost: two clusters answer the same prompts, one without guesses.
+"""The gain by guessed tokens: two clusters answer the same prompts, one of them without guesses.
 
 One text is copied, as quotations and edits of code are; the other is told freely, greedily and at
 a temperature. Answers must be equal, token for token.

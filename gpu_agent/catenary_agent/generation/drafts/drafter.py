@@ -29,7 +29,7 @@ must not make guesses of this one look cheap."""
 
 
 class StepTimes(NamedTuple):
-    """What a longer step would cost the sessions of a batcher."""
+    """The time that guesses add to a step, for the sessions that wait for it."""
 
     sessions: int
     """Number of sessions that wait for the same step."""

@@ -20,7 +20,7 @@ class TextIndex:
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], int] = {}
         self._before: list[int] = []
-        """For each place the previous one with the same pair; -1 if there is none."""
+        """The previous place with the same pair, of each place; -1 if there is none."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Takes in the tokens behind those that it has; `tokens` is the whole text."""
