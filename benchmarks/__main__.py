@@ -34,10 +34,11 @@ MODULES = {
     "migration": "benchmarks.generation.migration",
     "cache_growth": "benchmarks.generation.cache_growth",
     "generation": "benchmarks.generation.generation",
+    "guesses": "benchmarks.generation.guesses",
     "engines": "benchmarks.generation.engines",
 }
 """Every bench by its name, in the order they are run and recorded in."""
-LONG = frozenset({"engines"})
+LONG = frozenset({"engines", "guesses"})
 """Benches that take minutes even with few repeats: the short form runs them only by name."""
 
 

@@ -128,6 +128,7 @@ class AgentProcess:
             ),
             GenerationLimits(
                 settings.prefill_chunk_tokens or _chunk_tokens(settings, self.share.device),
+                settings.draft_tokens,
                 settings.push_timeout_s,
             ),
         )

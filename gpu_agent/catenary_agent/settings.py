@@ -138,6 +138,13 @@ class AgentSettings(ModelFolderSettings):
         description="Most prompt tokens computed beside one step of running sessions; "
         "0: 64 on a CPU, 512 on a GPU.",
     )
+    draft_tokens: int = Field(
+        8,
+        ge=0,
+        le=64,
+        description="Most next tokens of an answer that are guessed from its own text and computed "
+        "with the one that is known, where that is likely to pay; 0: none. Answers are the same.",
+    )
     push_timeout_s: float = Field(
         2.0, gt=0, description="A peer that takes no byte of a frame for this long counts as lost."
     )

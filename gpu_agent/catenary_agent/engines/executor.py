@@ -52,6 +52,7 @@ class EngineExecutor(BookedDecoder):
 
     commits_on_use = True
     exports_caches = False
+    takes_drafts = False
 
     def __init__(
         self,

@@ -479,6 +479,11 @@ class MetricTable:
         "Tokens that went through this agent, by phase: prefill or decode.",
         "model phase",
     )
+    generation_guesses = counter(
+        "generation_guesses",
+        "Next tokens that were guessed and computed ahead, by result: right or wrong.",
+        "model result",
+    )
     generation_sessions = gauge("generation_sessions", "Sessions that hold block slots.")
     generation_sessions_ended = counter(
         "generation_sessions_ended",

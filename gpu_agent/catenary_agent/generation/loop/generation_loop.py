@@ -72,9 +72,7 @@ class GenerationLoop:
         self._validates = validates
         self.sessions = SessionTable(agent_id, batcher_closed, is_strict=validates)
         self.migrations = Migrations(self.sessions, limits.caches, clock)
-        self.runner = StepRunner(
-            self.sessions, self.migrations, limits.chunk_tokens, clock, self._steps
-        )
+        self.runner = StepRunner(self.sessions, self.migrations, limits, clock, self._steps)
         self._ring = SessionEvents(self.sessions, self.migrations)
         self._handlers: Mapping[type[Event], Callable[[Any], None]] = {
             TokenArrived: self._ring.on_token,
