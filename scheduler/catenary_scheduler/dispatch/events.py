@@ -106,7 +106,7 @@ class WindowReported:
     """Time that every hop has yet to work, if nothing more will be sent."""
 
     @property
-    def full_rows(self) -> int:
+    def full_rows(self) -> float:
         """Rows that were sent; windows are for models whose batches are counted in rows."""
         return sum(self.rows)
 
@@ -388,6 +388,32 @@ class GrantWindow:
     def has(self, batch: BatchId) -> bool:
         """Returns whether a batch is sent by this window."""
         return self.first_batch <= batch < self.first_batch + self.batches
+
+    def whole(self) -> DispatchBatch:
+        """Returns the window in the form of a batch that takes all its time."""
+        path = [
+            PlannedHop(hop.agent, hop.partition, hop.start_ns, hop.end_ns - hop.start_ns)
+            for hop in self.hops
+        ]
+        return self._batch(self.window, len(self.hops[0].compute_ns), path, self.hops[-1].end_ns)
+
+    def sent(self, batch: BatchId, rows: int, start: Nanoseconds) -> DispatchBatch:
+        """Returns one of its batches as it would have been dispatched to start at a moment."""
+        path = []
+        for hop in self.hops:
+            transfer = hop.transfer_ns[rows - 1] if hop.transfer_ns else 0
+            compute = hop.compute_ns[rows - 1]
+            at = start + transfer
+            path.append(PlannedHop(hop.agent, hop.partition, at, compute, start, transfer))
+            start = at + compute
+        return self._batch(batch, rows, path, start)
+
+    def _batch(
+        self, batch: BatchId, rows: int, path: list[PlannedHop], end: Nanoseconds
+    ) -> DispatchBatch:
+        # The gateway alone knows the requests; their number stands for none.
+        nobody = RequestId(self.request.gateway, 0)
+        return DispatchBatch(batch, rows, (BatchSlice(nobody, 0, rows, 0),), tuple(path), end)
 
 
 @dataclass(frozen=True, slots=True)
