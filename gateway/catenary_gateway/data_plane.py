@@ -162,6 +162,8 @@ class DataPlane:
             if pending is None:
                 continue
             attempt.waiting += 1
+            if window:
+                self.request_metrics.sent_by_window(pending.request.model.label)
             earlier = pending.attempts
             if earlier and earlier[-1].failed:
                 self.request_metrics.metrics.redispatches.labels(earlier[-1].failed).inc()

@@ -273,6 +273,16 @@ class Cluster(RuleBasedStateMachine):
                     self.run_to_the_end(batch)
             self.settle()
 
+    @rule(before=st.integers(-2, 6), model=st.sampled_from([CATS, DOGS]))
+    def one_at_the_end_of_a_window(self, before: int, model: ModelKey) -> None:
+        self.one_at_a_time(6, 3, model)
+        for gateway in self.gateways:
+            window = gateway.queue.window_of(model)
+            if window is not None:
+                end = window.end_ns - gateway.clock - before * MS // 2
+                self.pass_time(max(0, end - COMPUTE[0] - self.now))
+                self.ask(gateway, model, 1, 400)
+
     @rule(which=st.integers(0, 1), most=st.integers(1, 4))
     def up_comes(self, which: int, most: int) -> None:
         up = self.gateways[which].up

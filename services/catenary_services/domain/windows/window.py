@@ -20,7 +20,9 @@ from catenary_services.domain.ids import (
 
 MOST_LEAD_NS = 2 * NANOSECONDS_PER_MILLISECOND
 """A batch never leaves more than this before its device is free."""
-LATE_NS = 10 * NANOSECONDS_PER_MILLISECOND
+SLOW_NS = 10 * NANOSECONDS_PER_MILLISECOND
+"""Nothing is sent behind a batch without an answer this long after it should have finished."""
+LATE_NS = 50 * NANOSECONDS_PER_MILLISECOND
 """A batch without an answer is late this long after it should have finished."""
 
 
@@ -118,7 +120,7 @@ class DispatchWindow:
         """Returns where a batch would run if it left now; None if there is no place for it."""
         if not 1 <= rows <= self.batch_rows or self.next_batch >= self._end_batch:
             return None
-        if self._sent and now > self._sent[0].finish_ns + LATE_NS:
+        if self._sent and now > self._sent[0].finish_ns + SLOW_NS:
             return None  # the path is slower than it was booked
         return self._placed(self.next_batch, rows, now)
 
