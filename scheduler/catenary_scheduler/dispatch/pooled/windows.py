@@ -376,9 +376,9 @@ class WindowGranter:
         done: list[tuple[BatchId, Nanoseconds]] = []
         for position, booking, is_of_links in window.bookings:
             hop = window.grant.hops[position]
-            end = hop.end_ns - (hop.compute_ns[-1] if is_of_links else 0)
-            # A booking that another use displaced is not where the gateway thinks.
-            if book.finish(booking) != end or not book.resize(booking, end + more):
+            wanted = hop.end_ns + more - (hop.compute_ns[-1] if is_of_links else 0)
+            end = book.finish(booking)  # later than granted if a late batch displaced it
+            if end is None or (end < wanted and not book.resize(booking, wanted)):
                 for resized, before in done:
                     book.resize(resized, before)
                 return False
