@@ -38,9 +38,7 @@ def window(request: int, *, most_wait_ns: int = LONG_NS, length_ns: int = LONG_N
     hop = common_pb2.Hop(
         agent_id=AGENT, model="toy", model_version="1", last_block=1, reserved_start_ns=500
     )
-    hops = [
-        scheduler_pb2.WindowHop(hop=hop, ends_after_ns=length_ns, compute_ns=COMPUTE_NS)
-    ]
+    hops = [scheduler_pb2.WindowHop(hop=hop, ends_after_ns=length_ns, compute_ns=COMPUTE_NS)]
     return Down(
         grant_window=scheduler_pb2.GrantWindow(
             epoch=1,
@@ -226,8 +224,10 @@ async def test_more_time_is_asked_for_before_a_window_ends(
     running.scheduler.send(Down(extend_window=extended))
     plane = running.gateway._plane
     await until(
-        lambda: plane.windows._queue.next_wakeup() is None
-        or plane.windows._queue.window_of(("toy", "1")).hops[0].end_ns > LONG_NS,
+        lambda: (
+            plane.windows._queue.next_wakeup() is None
+            or plane.windows._queue.window_of(("toy", "1")).hops[0].end_ns > LONG_NS
+        ),
         "the window is longer",
     )
     await value_of(stub, 4.0)

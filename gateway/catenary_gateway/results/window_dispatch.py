@@ -1,6 +1,6 @@
 """Dispatch by windows: requests for which the scheduler need not be asked (ADR 0058).
 
-`catenary_services.domain.windows` decides; here are the clock, the messages and the timer around it.
+`catenary_services.domain.windows` decides; here are the clock, the messages and the timer.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Book:
         use = booking.uses[0]
         if end_ns <= use.start:
             return self.release(batch)
-        if end_ns > use.end and any([line.ends[-1] > use.end for line in use.timelines]):
+        if end_ns > use.end and any(line.ends[-1] > use.end for line in use.timelines):
             return False
         for line in use.timelines:
             line.resize(use, use.start, end_ns)

@@ -1,6 +1,6 @@
 """Converts dispatch windows to messages, and gateways' reports of them to events.
 
-Moments become offsets. Ends count from the moment at which the gateway asked, so that they are never
+Moments become offsets. Ends count from the moment at which the gateway asked: so they are never
 later on its clock than in the book, however long an answer takes.
 """
 

@@ -398,7 +398,8 @@ class SimulatedCluster(Kernel):
             if not final:
                 self._located[request.number] = device
             elif self.requests.computed(request.number, now):
-                if self._window_batches.pop(request.number, None) is None:
+                by_window = self._window_batches.pop(request.number, None)
+                if by_window is None:
                     self._report(RequestCompleted(request), now)
         if not self._windows.is_idle:
             self._windows.answered(job.batch, now)

@@ -498,9 +498,7 @@ class Cluster(RuleBasedStateMachine):
                 event.request.number for event in gateway.up if isinstance(event, RequestArrived)
             }
             told = {
-                command.request.number
-                for command, _ in gateway.down
-                if isinstance(command, Reject)
+                command.request.number for command, _ in gateway.down if isinstance(command, Reject)
             }
             for number, asked in gateway.open.items():
                 is_known = RequestId(gateway.name, number) in known

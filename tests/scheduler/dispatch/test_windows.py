@@ -68,9 +68,7 @@ class Bench:
         self.number += 1
         request = RequestId(GatewayId(gateway), self.number)
         deadline = int((ms + slo_ms) * MS)
-        arrived = RequestArrived(
-            request, which, 1, deadline, priority, takes_windows=takes_windows
-        )
+        arrived = RequestArrived(request, which, 1, deadline, priority, takes_windows=takes_windows)
         return self.tell(ms, arrived)
 
     def one_at_a_time(

@@ -181,6 +181,7 @@ async def test_the_leader_after_this_one_knows_no_window_and_books_its_time_in_t
         window = await gateway.granted(agent)
         await asyncio.sleep(0.05)  # the book is written behind
     async with scheduler(configured(WHOLE, **LONG)) as second:
+        await until(lambda: second.leads, "the next one leads")
         script = AgentScript(epoch=1, partitions=list(agent.loaded.values()))
         gateway, agent = await served(second, crowd, script)
         await gateway.report(window, 1, rows=[1], requests=1)

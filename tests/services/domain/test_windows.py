@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -253,7 +255,7 @@ def test_batches_run_where_a_plain_twin_says(
             uses[at].append((start, start + hops[at].compute_ns[rows - 1]))
     for each, spans in zip(hops, uses, strict=True):
         assert all(each.start_ns <= start and end <= each.end_ns for start, end in spans)
-        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
 @given(answers=st.lists(st.integers(0, 3), max_size=6), pause=st.integers(0, 5))

@@ -33,8 +33,8 @@ from catenary_scheduler.dispatch.pooled.batching import (
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_scheduler.dispatch.pooled.config import PooledConfig
 from catenary_scheduler.dispatch.pooled.lifecycle import PooledLifecycle
-from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
 from catenary_scheduler.dispatch.pooled.routes import Route
+from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
 from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, RowRange
 from catenary_scheduler.dispatch.pooled.windows import WINDOW_IDS
 from catenary_services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
@@ -319,20 +319,13 @@ class PooledDispatcher:
         if state.routes.has_only_path(queue.model):
             return True
         return not any(
-            [
-                batch.rows and batch.rows[0].request.model == queue.model and not batch.final
-                for batch in state.tracker.batches.values()
-                if batch.batch_id != sent
-            ]
+            batch.rows and batch.rows[0].request.model == queue.model and not batch.final
+            for batch in state.tracker.batches.values()
+            if batch.batch_id != sent
         )
 
-    def _grant(
-        self, model: ModelKey, route: Route, request: Request, steps: list[PathHop]
-    ) -> None:
+    def _grant(self, model: ModelKey, route: Route, request: Request, steps: list[PathHop]) -> None:
         state, window = self._state, BatchId(self._next_batch)
         is_only = state.routes.has_only_path(model)
-        deadline = request.deadline
-        if state.windows.grant(
-            request.request_id, route, steps, deadline, window, is_only, state.now
-        ):
+        if state.windows.grant(request, route, steps, window, is_only, state.now):
             self._next_batch += WINDOW_IDS

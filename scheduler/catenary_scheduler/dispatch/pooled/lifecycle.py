@@ -201,7 +201,7 @@ class PooledLifecycle(PooledLedger):
         may_go_on = (
             not self.queues.get(event.model)
             and not len(self.breakers)
-            and all([self.windows.usage.is_quiet(other, self.now) for other in others])
+            and all(self.windows.usage.is_quiet(other, self.now) for other in others)
         )
         self.windows.reported(event, may_go_on, self.now)
         if not event.renew:

@@ -88,7 +88,9 @@ class RouteTable:
     def has_only_path(self, model: ModelKey) -> bool:
         """Returns True if the batches of a model can go one way only."""
         routes = self._routes.get(model, ())
-        return len(routes) == 1 and all([len(leg.pool.members) == 1 for leg in routes[0].chain.legs])
+        if len(routes) != 1:
+            return False
+        return all(len(leg.pool.members) == 1 for leg in routes[0].chain.legs)
 
     def avoiding(self, model: ModelKey, avoid: Set[AgentId]) -> OrderedRoutes:
         """Returns the present routes without the given agents; perhaps there are none."""

@@ -1,8 +1,8 @@
 """Which models have windows of use to a gateway, and how long they should be.
 
-A window pays if several batches go by it. So a model gets one once its requests come one soon after
-the other, and all from one gateway; its windows become longer while they are used, and shorter, with
-a pause, when one was not.
+A window pays if several batches go by it. So a model gets one once its requests come one soon
+after the other, and all from one gateway. Its windows become longer while they are used, and
+shorter, with a pause, when one was not.
 """
 
 from __future__ import annotations

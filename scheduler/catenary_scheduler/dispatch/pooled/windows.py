@@ -1,7 +1,7 @@
-"""Dispatch windows as the scheduler grants them: time on a path, reserved for one gateway (ADR 0058).
+"""Dispatch windows as the scheduler grants them: time on a path that one gateway has (ADR 0058).
 
-A window is booked like a batch: an interval on each device and on the links before it, which nothing
-else is booked into, with an expiry. Batches that the gateway sends by it are not booked one by one.
+A window is booked like a batch: an interval on each device and on the links before it, into which
+nothing else is booked, with an expiry. Batches that the gateway sends by it are not booked singly.
 It ends by a report of its gateway, or by itself; until then its time is taken, also once it was
 revoked, because the gateway may not have heard of that yet.
 """
@@ -24,6 +24,7 @@ from catenary_scheduler.dispatch.events import (
     earlier,
 )
 from catenary_scheduler.dispatch.pooled.routes import Route
+from catenary_scheduler.dispatch.pooled.tracking import Request
 from catenary_scheduler.dispatch.pooled.window_usage import WindowUsage
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
@@ -32,7 +33,6 @@ from catenary_services.domain.ids import (
     GatewayId,
     ModelKey,
     Nanoseconds,
-    RequestId,
 )
 from catenary_services.domain.windows.window import WindowHop
 from catenary_services.domain.windows.window_queue import FEWEST_USES
@@ -133,14 +133,13 @@ class WindowGranter:
         for window in self._active.values():
             if window.grant.model == model:
                 return False
-        return all([self.usage.is_quiet(other, now) for other in others])
+        return all(self.usage.is_quiet(other, now) for other in others)
 
     def grant(
         self,
-        request: RequestId,
+        request: Request,
         route: Route,
         steps: list[PathHop],
-        deadline: Nanoseconds,
         window: BatchId,
         only_path: bool,
         now: Nanoseconds,
@@ -151,7 +150,6 @@ class WindowGranter:
             request: A request of the batch.
             route: The route of the batch.
             steps: The path.
-            deadline: Deadline of the request.
             window: The id of the window; the next `WINDOW_IDS - 1` are its, too.
             only_path: True if there is no other path for the model.
             now: The moment.
@@ -160,8 +158,8 @@ class WindowGranter:
             False if the path is not free for long enough; nothing is booked then.
         """
         model = route.partitions[0].model
-        length = self.usage.length_ns(model, request.gateway, now)
-        length = min(length, int((deadline - now) * self._share))
+        length = self.usage.length_ns(model, request.request_id.gateway, now)
+        length = min(length, int((request.deadline - now) * self._share))
         size = route.batch_size
         if size > _LARGEST_BATCH or length < 2 * route.chain.least_work_ns[0]:
             return False
@@ -195,9 +193,7 @@ class WindowGranter:
                     self._book.release(booking)
                 return False
             hops.append(
-                WindowHop(
-                    step.member.agent, route.partitions[at], compute, transfer, start, end
-                )
+                WindowHop(step.member.agent, route.partitions[at], compute, transfer, start, end)
             )
             if links:
                 bookings.append((at, BatchId(window + 1 + len(bookings)), True))
@@ -209,7 +205,7 @@ class WindowGranter:
         most_wait = length if only_path else hops[0].compute_ns[0]
         command = GrantWindow(
             window,
-            request,
+            request.request_id,
             model,
             tuple(hops),
             BatchId(window + taken),
@@ -262,7 +258,7 @@ class WindowGranter:
         return True
 
     def of_batch(self, batch: BatchId) -> GrantedWindow | None:
-        """Returns the window by which a batch was sent; None if there is none, or it is forgotten."""
+        """Returns the window by which a batch was sent; None if none is remembered."""
         at = bisect_right(self._ids, batch) - 1
         if at < 0:
             return None
@@ -315,7 +311,7 @@ class WindowGranter:
     def agent_lost(self, agent: AgentId) -> None:
         """Ends the windows on whose path an agent was; what they have sent is lost."""
         for window in list(self._active.values()):
-            if any([hop.agent == agent for hop in window.grant.hops]):
+            if any(hop.agent == agent for hop in window.grant.hops):
                 self._told(window, lost=True)
                 self._over(window)
 

@@ -1,8 +1,8 @@
 """The rows of one gateway that go by dispatch windows: which, when they leave, and what is told.
 
-A batch leaves at once if its path is idle, and when it is full. While the path is at work, rows wait
-for it to be free, together (Algorithm 1 with one pipeline). Rows for which a window has no place, or
-that would be late by it, are the scheduler's, as all rows are without a window.
+A batch leaves at once if its path is idle, and when it is full. While the path is at work, rows
+wait for it to be free, together (Algorithm 1 with one pipeline). Rows for which a window has no
+place, or that would be late by it, are the scheduler's, as all rows are without a window.
 
 Whoever uses this calls `look` whenever something happened and at `next_wakeup`, and does what it
 says.
