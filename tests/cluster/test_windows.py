@@ -64,9 +64,9 @@ async def test_requests_one_at_a_time_go_by_windows_and_are_right(tmp_path: Path
             alone = []
             for row in rows:
                 answer = await client.infer("small", {"x": row})
-                alone.append(next(iter(answer.values())))
+                alone.append(next(iter(answer.outputs.values())))
             by_window = await asyncio.to_thread(_by_window, port)
             assert by_window > BATCHES / 4
             together = await asyncio.gather(*(client.infer("small", {"x": row}) for row in rows))
         for one, answer in zip(alone, together, strict=True):
-            np.testing.assert_allclose(one, next(iter(answer.values())), rtol=1e-2, atol=1e-2)
+            np.testing.assert_allclose(one, next(iter(answer.outputs.values())), rtol=1e-2, atol=1e-2)
