@@ -1,4 +1,4 @@
-"""Which models have windows of use to a gateway, and how long they should be.
+"""Usage of dispatch windows: which models have use for one, and for how long.
 
 A window pays if several batches go by it. So a model gets one once its requests come one soon
 after the other, and all from one gateway. Its windows become longer while they are used, and
@@ -35,7 +35,7 @@ class _ModelUsage:
 
 
 class WindowUsage:
-    """What is known of the requests and windows of every model."""
+    """The usage of windows by every model."""
 
     def __init__(self, longest_ns: Nanoseconds) -> None:
         self._longest_ns = longest_ns

@@ -51,9 +51,9 @@ class WindowState(Enum):
 
     OPEN = "open"
     REVOKED = "revoked"
-    """Its gateway was told to end it, and has not confirmed that."""
+    """The gateway was told to end it, and has not confirmed that."""
     ENDING = "ending"
-    """Its gateway sends nothing more; what it sent is being worked on."""
+    """The gateway sends nothing more; what it sent is being worked on."""
     OVER = "over"
     """Nothing of it is booked."""
 

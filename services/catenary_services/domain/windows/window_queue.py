@@ -48,7 +48,7 @@ class WindowOrder(NamedTuple):
 
 
 class WindowUse(NamedTuple):
-    """What the scheduler is told of a window."""
+    """A report of a window to the scheduler."""
 
     window: BatchId
     model: ModelKey
@@ -66,7 +66,7 @@ class WindowUse(NamedTuple):
 
 
 class WindowActions(NamedTuple):
-    """What is to be done now."""
+    """The batches, submissions and reports that are due now."""
 
     orders: list[WindowOrder]
     submissions: list[int]
@@ -239,7 +239,7 @@ class WindowQueue:
     # What follows
 
     def look(self, now: Nanoseconds) -> WindowActions:
-        """Returns what is to be done now."""
+        """Returns the batches, submissions and reports that are due now."""
         for used in list(self._by_model.values()):
             window = used.window
             if used.waiting and window.idle_ns <= now:

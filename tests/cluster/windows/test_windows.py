@@ -69,4 +69,6 @@ async def test_requests_one_at_a_time_go_by_windows_and_are_right(tmp_path: Path
             assert by_window > BATCHES / 4
             together = await asyncio.gather(*(client.infer("small", {"x": row}) for row in rows))
         for one, answer in zip(alone, together, strict=True):
-            np.testing.assert_allclose(one, next(iter(answer.outputs.values())), rtol=1e-2, atol=1e-2)
+            np.testing.assert_allclose(
+                one, next(iter(answer.outputs.values())), rtol=1e-2, atol=1e-2
+            )
