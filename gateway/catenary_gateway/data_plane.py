@@ -223,7 +223,8 @@ class DataPlane:
             raise DeadlineExceeded(
                 "the deadline passed while the request was read", details={"stage": "arrival"}
             )
-        pending.by_window = self.windows.take(pending)
+        if self.windows.grants:
+            pending.by_window = self.windows.take(pending)
         if not pending.by_window:
             # Sending may raise Overloaded, so the request is registered only after it.
             self._outbox.send(pending.submission(pending.submitted_ns))

@@ -74,7 +74,7 @@ async def granted(
     scheduler.script = script
     await value_of(stub, 1.0)
     submit = await scheduler.hear("submit")
-    await until(lambda: running.gateway._plane.windows._grants, "the window is there")
+    await until(lambda: running.gateway._plane.windows.grants, "the window is there")
     return submit
 
 

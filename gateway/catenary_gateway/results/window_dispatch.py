@@ -22,6 +22,7 @@ from catenary_services.domain.windows.window_queue import (
     WindowUse,
 )
 
+_SHORTEST_NS = 1_000_000
 _Message = scheduler_pb2.GatewayMessage
 
 
@@ -40,7 +41,8 @@ class WindowCallbacks:
 class WindowDispatcher:
     """The dispatch windows of a gateway.
 
-    Invariant: a request that was taken is either in `queue` or was submitted.
+    Attributes:
+        grants: The windows that are not over, as they were granted.
     """
 
     def __init__(
@@ -55,8 +57,7 @@ class WindowDispatcher:
         self._hub = hub
         self._callbacks = callbacks
         self._queue = WindowQueue()
-        self._grants: dict[BatchId, scheduler_pb2.GrantWindow] = {}
-        """The windows that are not over, as they were granted."""
+        self.grants: dict[BatchId, scheduler_pb2.GrantWindow] = {}
         self._timer: asyncio.Handle | None = None
         self._timer_ns = 0
         """Moment of the timer; 0 if it fires in the next turn of the loop."""
@@ -65,8 +66,6 @@ class WindowDispatcher:
 
     def take(self, pending: PendingRequest) -> bool:
         """Takes a new request if it can go by a window; False: the scheduler is to be asked."""
-        if not self._grants:
-            return False
         request = pending.request
         if request.options.priority or request.row_sizes:
             return False
@@ -96,7 +95,7 @@ class WindowDispatcher:
 
     def clear(self) -> list[int]:
         """Forgets all windows, and returns the requests that went by them, for a new scheduler."""
-        self._grants.clear()
+        self.grants.clear()
         self.close()
         return self._queue.clear()
 
@@ -119,7 +118,7 @@ class WindowDispatcher:
             )
             self._callbacks.tell(_Message(window_report=given_back))
             return
-        self._grants[window.window] = grant
+        self.grants[window.window] = grant
         self._queue.granted(window, now)
         self._look_at(0)
 
@@ -145,13 +144,13 @@ class WindowDispatcher:
         now = time.monotonic_ns()
         actions = self._queue.look(now)
         for order in actions.orders:
-            grant = self._grants[order.window.window]
+            grant = self.grants[order.window.window]
             self._callbacks.dispatch(self._dispatch_of(order, grant, now), grant.window_id)
         for number in actions.submissions:
             self._callbacks.submit(number)
         for use in actions.reports:
             if not use.renew:
-                del self._grants[use.window]
+                del self.grants[use.window]
             self._callbacks.tell(_report_of(use))
         wakeup = self._queue.next_wakeup()
         if wakeup is not None:
@@ -167,7 +166,8 @@ class WindowDispatcher:
         left_ns = moment_ns - time.monotonic_ns() if moment_ns else 0
         self._timer_ns = moment_ns if left_ns > 0 else 0
         if left_ns > 0:
-            self._timer = loop.call_later(left_ns / 1e9, self._look)
+            # Loops count in milliseconds: of a shorter sleep they would make a busy wait.
+            self._timer = loop.call_later(max(left_ns, _SHORTEST_NS) / 1e9, self._look)
         else:
             self._timer = loop.call_soon(self._look)
 

@@ -521,7 +521,7 @@ class Cluster(RuleBasedStateMachine):
             self.pass_time(max(0, moment - self.now))
         assert self.dispatcher.snapshot() == []
         assert self.dispatcher.statistics()["open_requests"] == 0
-        assert self.dispatcher._state.windows.open_windows() == []
+        assert self.dispatcher._state.windows.active == {}
 
 
 Cluster.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -111,7 +111,7 @@ class PooledDispatcher:
         state.on_time()
         self._serve(now)
         commands, state.commands = state.commands, []
-        return commands + state.windows.take_commands()
+        return commands + state.windows.take_commands() if state.windows.commands else commands
 
     def look_again(self) -> None:
         """Has the next event decide anew for all rows that wait."""
@@ -122,7 +122,8 @@ class PooledDispatcher:
         state = self._state
         moment = earlier(self._book.next_expiry(), state.tracker.next_timer())
         moment = earlier(moment, self._availability.next_expiry())
-        moment = earlier(moment, state.windows.next_end())
+        if state.windows.active:
+            moment = earlier(moment, state.windows.next_end())
         for queue in state.queues.values():
             moment = earlier(moment, queue.wake)
         return moment

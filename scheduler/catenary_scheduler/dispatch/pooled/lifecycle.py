@@ -121,7 +121,8 @@ class PooledLifecycle(PooledLedger):
 
     def stage_reported(self, event: StageReported) -> None:
         """Corrects the book by a hop's real times; the last hop ends the batch's bookings."""
-        if self.windows.stage_reported(event) and event.batch not in self.tracker.batches:
+        of_window = self.windows.ids and self.windows.stage_reported(event)
+        if of_window and event.batch not in self.tracker.batches:
             return
         last = self.book.last_position(event.batch)
         if event.transfer_start_ns is not None and event.transfer_end_ns is not None:
@@ -227,12 +228,14 @@ class PooledLifecycle(PooledLedger):
             return
         gateway = event.request.gateway
         self.windows.usage.arrived(event.model, gateway, self.now)
-        others = self.routes.contenders(event.model)
-        self.windows.contended(event.model, None if event.priority else gateway, others, self.now)
+        if self.windows.active:
+            others = self.routes.contenders(event.model)
+            asks = None if event.priority else gateway
+            self.windows.contended(event.model, asks, others, self.now)
 
     def on_time(self) -> None:
         """Handles everything whose time has come."""
-        if self.windows.expire(self.now):
+        if self.windows.ids and self.windows.expire(self.now):
             self.dirty.update(dict.fromkeys(self.queues))
         for batch_id in self.book.expire(self.now):
             batch = self.tracker.batches.get(batch_id)

@@ -94,7 +94,13 @@ class GrantedWindow:
 
 
 class WindowGranter:
-    """All windows of one scheduler, open or over since a moment."""
+    """All windows of one scheduler, open or over since a moment.
+
+    Attributes:
+        active: The windows that have time booked.
+        ids: Ids of all windows that are remembered, ascending.
+        commands: The commands that were not taken yet.
+    """
 
     def __init__(self, book: Book, longest_ns: Nanoseconds, share: float) -> None:
         """Grants windows of `longest_ns` at most, and of a share of a request's time."""
@@ -115,22 +121,21 @@ class WindowGranter:
         )
         self._book = book
         self._share = share
-        self._commands: list[Command] = []
-        self._active: dict[BatchId, GrantedWindow] = {}
-        self._ids: list[BatchId] = []
-        """Ids of all windows that are remembered, ascending."""
+        self.commands: list[Command] = []
+        self.active: dict[BatchId, GrantedWindow] = {}
+        self.ids: list[BatchId] = []
         self._windows: dict[BatchId, GrantedWindow] = {}
 
     def take_commands(self) -> list[Command]:
         """Returns the commands since the last call."""
-        commands, self._commands = self._commands, []
+        commands, self.commands = self.commands, []
         return commands
 
     # Granting
 
     def is_free(self, model: ModelKey, others: Iterable[ModelKey], now: Nanoseconds) -> bool:
         """Returns True if a model has no window, and no other model wants the same devices."""
-        for window in self._active.values():
+        for window in self.active.values():
             if window.grant.model == model:
                 return False
         return all(self.usage.is_quiet(other, now) for other in others)
@@ -185,10 +190,11 @@ class WindowGranter:
             if hops:
                 start, end = hops[-1].start_ns + hops[-1].compute_ns[0], hops[-1].end_ns + longest
             gpu = step.member.gpu
+            latest = start + length // 2  # else too little is left, or batches wait on their way
             for line in (gpu, *links):
                 start = max(start, line.busy_until)
-            least = longest if hops else max(longest, length // 2)
-            if gpu.resource in self._book.slots.devices or end - start < least:
+            is_taken = start > latest or end - start < longest
+            if is_taken or gpu.resource in self._book.slots.devices:
                 for _, booking, _ in bookings:
                     self._book.release(booking)
                 return False
@@ -213,9 +219,9 @@ class WindowGranter:
             most_wait,
         )
         granted = GrantedWindow(command, bookings)
-        self._active[window] = self._windows[window] = granted
-        self._ids.append(window)
-        self._commands.append(command)
+        self.active[window] = self._windows[window] = granted
+        self.ids.append(window)
+        self.commands.append(command)
         self.counters["granted_windows"] += 1
         return True
 
@@ -259,10 +265,10 @@ class WindowGranter:
 
     def of_batch(self, batch: BatchId) -> GrantedWindow | None:
         """Returns the window by which a batch was sent; None if none is remembered."""
-        at = bisect_right(self._ids, batch) - 1
+        at = bisect_right(self.ids, batch) - 1
         if at < 0:
             return None
-        window = self._windows[self._ids[at]]
+        window = self._windows[self.ids[at]]
         return window if window.grant.has(batch) else None
 
     # The end of windows
@@ -285,11 +291,11 @@ class WindowGranter:
         Returns:
             The windows that are in the way, revoked now or before.
         """
-        if not self._active:
+        if not self.active:
             return []
         wanted = {model, *others}
         in_the_way = []
-        for window in list(self._active.values()):
+        for window in list(self.active.values()):
             its = window.grant.model
             if its in wanted and (its != model or window.grant.gateway != gateway):
                 self.revoke(window)
@@ -305,40 +311,36 @@ class WindowGranter:
 
     def revoke_all(self) -> None:
         """Revokes all windows: what they were granted by has changed."""
-        for window in self._active.values():
+        for window in self.active.values():
             self.revoke(window)
 
     def agent_lost(self, agent: AgentId) -> None:
         """Ends the windows on whose path an agent was; what they have sent is lost."""
-        for window in list(self._active.values()):
+        for window in list(self.active.values()):
             if any(hop.agent == agent for hop in window.grant.hops):
                 self._told(window, lost=True)
                 self._over(window)
 
     def expire(self, now: Nanoseconds) -> bool:
         """Ends the windows whose time is over; returns True if there were any."""
-        ended = [window for window in self._active.values() if window.end_ns <= now]
+        ended = [window for window in self.active.values() if window.end_ns <= now]
         for window in ended:
             if window.state is not WindowState.ENDING:
                 self.counters["expired_windows"] += 1
                 self._judge(window, now)
             self._over(window)
-        while self._ids and self._windows[self._ids[0]].end_ns + _KEPT_NS < now:
-            if self._windows[self._ids[0]].state is not WindowState.OVER:
+        while self.ids and self._windows[self.ids[0]].end_ns + _KEPT_NS < now:
+            if self._windows[self.ids[0]].state is not WindowState.OVER:
                 break
-            del self._windows[self._ids.pop(0)]
+            del self._windows[self.ids.pop(0)]
         return bool(ended)
 
     def next_end(self) -> Nanoseconds | None:
         """Returns when `expire` next ends a window; None if there is none."""
         moment: Nanoseconds | None = None
-        for window in self._active.values():
+        for window in self.active.values():
             moment = earlier(moment, window.end_ns)
         return moment
-
-    def open_windows(self) -> list[GrantedWindow]:
-        """Returns the windows that have time booked."""
-        return list(self._active.values())
 
     # Inside
 
@@ -363,7 +365,7 @@ class WindowGranter:
         window.end_ns = hops[-1].end_ns
         window.used = 0
         ends = tuple([hop.end_ns for hop in hops])
-        self._commands.append(ExtendWindow(grant.window, grant.gateway, number, ends))
+        self.commands.append(ExtendWindow(grant.window, grant.gateway, number, ends))
         self.counters["extended_windows"] += 1
 
     def _lengthen(self, window: GrantedWindow, more: Nanoseconds) -> bool:
@@ -408,12 +410,12 @@ class WindowGranter:
             self.usage.unused(window.grant.model, now)
 
     def _told(self, window: GrantedWindow, *, lost: bool) -> None:
-        self._commands.append(RevokeWindow(window.grant.window, window.grant.gateway, lost))
+        self.commands.append(RevokeWindow(window.grant.window, window.grant.gateway, lost))
         self.counters["revoked_windows"] += 1
 
     def _over(self, window: GrantedWindow) -> None:
         window.become(WindowState.OVER)
         for _, booking, _ in window.bookings:
             self._book.release(booking)
-        del self._active[window.grant.window]
-        self._commands.append(WindowOver(window.grant.window))
+        del self.active[window.grant.window]
+        self.commands.append(WindowOver(window.grant.window))
