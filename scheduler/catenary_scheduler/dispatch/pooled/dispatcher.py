@@ -300,10 +300,9 @@ class PooledDispatcher:
         It may if nobody else wants the path: no row waits, the requests are of one gateway and not
         urgent, and if there are other paths, no other batch of the model is under way.
         """
-        state, config, request = self._state, self._config, rows[0].request
+        state, request = self._state, rows[0].request
         if (
-            not config.longest_window_ns
-            or config.max_linger_ns is None
+            not state.windows.longest_ns
             or queue
             or not request.takes_windows
             or request.texts is not None

@@ -65,7 +65,9 @@ class PooledLedger:
         self.book = book
         self.availability = availability
         self.breakers = CircuitBreakers(availability, config.breaker)
-        self.windows = WindowGranter(book, config.longest_window_ns, config.window_share)
+        waits = config.max_linger_ns is None  # for full batches, which windows are not for
+        longest_ns = 0 if waits else config.longest_window_ns
+        self.windows = WindowGranter(book, longest_ns, config.window_share)
         self.availability_seen = availability.version
         """Version of the availability from which the routes were made."""
         self.times = times
