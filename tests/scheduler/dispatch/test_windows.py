@@ -167,6 +167,23 @@ def test_what_windows_are_not_for(config: PooledConfig, more: dict[str, object])
     assert bench.one_at_a_time(5, **more) is None
 
 
+def test_a_path_that_crosses_itself_is_not_granted() -> None:
+    there_and_back = served(
+        pipeline(
+            2,
+            stage(0, "a", 1, 1.5),
+            stage(1, "b", 1, 1.5, row_bytes=1000),
+            stage(2, "a", 1, 1.5, row_bytes=1000),
+        ),
+        slo_ms=1000,
+    )
+    bench = Bench(there_and_back)
+    bench.one_at_a_time(6)
+    assert bench.figures["dispatched_batches"] == 6
+    assert bench.figures["granted_windows"] == 0
+    assert bench.dispatcher.snapshot() == []
+
+
 def test_two_gateways_or_models_that_want_a_path_get_no_window_there() -> None:
     bench = Bench(LONE)
     for at in range(6):

@@ -33,6 +33,7 @@ from catenary_services.domain.ids import (
     GatewayId,
     ModelKey,
     Nanoseconds,
+    ResourceId,
 )
 from catenary_services.domain.windows.window import WindowHop
 from catenary_services.domain.windows.window_queue import FEWEST_USES
@@ -170,6 +171,7 @@ class WindowGranter:
             return False
         hops: list[WindowHop] = []
         bookings: list[tuple[int, BatchId, bool]] = []
+        taken_lines: set[ResourceId] = set()
         sender: PathHop | None = None
         for at, step in enumerate(steps):
             leg = route.chain.legs[at]
@@ -191,9 +193,12 @@ class WindowGranter:
                 start, end = hops[-1].start_ns + hops[-1].compute_ns[0], hops[-1].end_ns + longest
             gpu = step.member.gpu
             latest = start + length // 2  # else too little is left, or batches wait on their way
+            is_taken = False
             for line in (gpu, *links):
                 start = max(start, line.busy_until)
-            is_taken = start > latest or end - start < longest
+                is_taken = is_taken or line.resource in taken_lines  # a path that crosses itself
+                taken_lines.add(line.resource)
+            is_taken = is_taken or start > latest or end - start < longest
             if is_taken or gpu.resource in self._book.slots.devices:
                 for _, booking, _ in bookings:
                     self._book.release(booking)
