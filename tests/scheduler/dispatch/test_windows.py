@@ -30,7 +30,7 @@ from catenary_services.domain.plan import ModelPlan
 from catenary_services.errors import InternalError
 from scheduling_cases.pipelines import CATS, DOGS, MS, joins, pipeline, plan, served, stage
 
-CONFIG = PooledConfig(longest_window_ns=40 * MS)
+CONFIG = PooledConfig(longest_window_ns=10 * MS)
 LONE = served(pipeline(2, stage(0, "a", 1, 1.5)), slo_ms=1000)
 TWO_HOPS = served(pipeline(2, stage(0, "a", 1, 1.5), stage(1, "b", 1, 1.5, row_bytes=10**6)))
 RIVAL = served(pipeline(2, stage(0, "a", 1, 1.5, model=DOGS)), slo_ms=1000)
@@ -141,7 +141,7 @@ def test_a_gateway_that_asks_again_and_again_is_granted_its_path() -> None:
 
 
 def test_a_window_is_reserved_on_every_device_and_link_of_its_path() -> None:
-    bench = Bench(TWO_HOPS, config=PooledConfig(longest_window_ns=40 * MS, window_share=1))
+    bench = Bench(TWO_HOPS, config=PooledConfig(longest_window_ns=10 * MS, window_share=1))
     window = bench.one_at_a_time(3)
     assert window is not None
     first, second = window.hops
@@ -262,7 +262,7 @@ def test_the_time_of_a_revoked_window_stays_taken_until_its_gateway_has_heard() 
 
 
 def test_no_request_is_turned_away_because_of_a_window() -> None:
-    bench = Bench(LONE, RIVAL, config=PooledConfig(longest_window_ns=160 * MS))
+    bench = Bench(LONE, RIVAL, config=PooledConfig(longest_window_ns=40 * MS))
     window = granted(bench)
     bench.ask(bench.now, DOGS, slo_ms=6)
     assert not [each for each in bench.said if isinstance(each, Reject)]

@@ -1,8 +1,9 @@
 """Usage of dispatch windows: which models have use for one, and for how long.
 
 A window pays if several batches go by it. So a model gets one once its requests come one soon
-after the other, and all from one gateway. Its windows become longer while they are used, and
-shorter, with a pause, when one was not.
+after the other, and all from one gateway. The first is as long as any: the answer to the request
+that it came with takes some of it. Windows become shorter, and pause, when one was not used, and
+longer again while they are.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from catenary_services.domain.ids import GatewayId, ModelKey, Nanoseconds
 
 _STREAK = 3
 """Requests of one gateway that follow each other before the first window."""
-_FIRST_SHARE = 4
-"""The first window is one part in so many of the longest."""
-_LEAST_SHARE = 8
+_LEAST_SHARE = 4
+"""The shortest window is one part in so many of the longest."""
 _PAUSE_WINDOWS = 10
 """A pause lasts as long as this many of the longest windows."""
 _QUIET_WINDOWS = 5
@@ -45,7 +45,7 @@ class WindowUsage:
         """Notes a request that a gateway asks the scheduler for, or sent by a window."""
         usage = self._models.get(model)
         if usage is None:
-            usage = self._models[model] = _ModelUsage(gateway, self._longest_ns // _FIRST_SHARE)
+            usage = self._models[model] = _ModelUsage(gateway, self._longest_ns)
         if usage.gateway != gateway or now - usage.last_ns > self._longest_ns:
             usage.gateway = gateway
             usage.streak = 0
