@@ -126,15 +126,15 @@ class Timelines:
         if len(self._window_ids) > _MOST_WINDOWS:
             del self._windows[self._window_ids.pop(0)]
 
-    def extended(self, command: ExtendWindow) -> None:
-        """Notes that a window has more time."""
+    def extended(self, command: ExtendWindow) -> GrantWindow | None:
+        """Notes that a window has more time; returns the window, None if it is not remembered."""
         grant = self._windows.get(command.window)
-        if grant is not None:
-            hops = [
-                hop._replace(end_ns=end)
-                for hop, end in zip(grant.hops, command.ends_ns, strict=True)
-            ]
-            self._windows[command.window] = replace(grant, hops=tuple(hops))
+        if grant is None:
+            return None
+        ends = zip(grant.hops, command.ends_ns, strict=True)
+        hops = tuple([hop._replace(end_ns=end) for hop, end in ends])
+        grant = self._windows[command.window] = replace(grant, hops=hops)
+        return grant
 
     def window(self, window: BatchId) -> GrantWindow | None:
         """Returns a window of late; None if it is not remembered."""

@@ -74,7 +74,9 @@ class CommandSender:
             self._timelines.granted(command)
         elif isinstance(command, ExtendWindow):
             self._gateways.send(command.gateway, window_messages.extend_message(command, now))
-            self._timelines.extended(command)
+            extended = self._timelines.extended(command)
+            if extended is not None:
+                self._in_flight.extended(extended.whole())
         elif isinstance(command, RevokeWindow):
             self._gateways.send(command.gateway, window_messages.revoke_message(command))
         elif isinstance(command, WindowOver):
