@@ -320,6 +320,18 @@ def test_a_failure_ends_the_window_and_late_rows_are_watched() -> None:
     assert again.slices[0].request == request
 
 
+def test_failures_of_a_device_count_whoever_dispatched_the_batch() -> None:
+    bench = Bench(LONE)
+    window = granted(bench)
+    agent = joins("a").agent.agent_id
+    for at in range(3):
+        failed = BatchFailed(BatchId(window.first_batch + at), agent, "DEVICE_FAILED", "no", True)
+        bench.tell(bench.now, failed)
+    assert bench.figures["opened_circuits"] == 1
+    bench.one_at_a_time(6)
+    assert bench.figures["granted_windows"] == 1
+
+
 def test_a_window_takes_only_the_steps_of_its_table() -> None:
     bench = Bench(LONE)
     window = GrantedWindow(granted(bench), [])

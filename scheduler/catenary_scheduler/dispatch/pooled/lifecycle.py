@@ -21,6 +21,7 @@ from catenary_scheduler.dispatch.pooled.ledger import PooledLedger
 from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
 from catenary_scheduler.dispatch.pooled.text_batches import least_size
 from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, RowRange
+from catenary_scheduler.dispatch.pooled.windows import GrantedWindow
 from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
 from catenary_services.errors import (
     ComputeFailed,
@@ -148,9 +149,11 @@ class PooledLifecycle(PooledLedger):
     def batch_failed(self, event: BatchFailed) -> None:
         """Puts the rows of a failed batch back, or answers their requests with the failure."""
         window = self.windows.of_batch(event.batch)
-        if window is not None:
-            self.windows.revoke(window)
         batch = self.tracker.batches.get(event.batch)
+        if window is not None:
+            self.windows.failed(window, self.now)
+            if batch is None:
+                self._device_failed_in(window, event)
         if batch is None:
             self.book.release(event.batch)
             return
@@ -169,6 +172,15 @@ class PooledLifecycle(PooledLedger):
         self.book.release(batch.batch_id)
         for request in requests:
             self.reject(request, event.reason, event.message)
+
+    def _device_failed_in(self, window: GrantedWindow, event: BatchFailed) -> None:
+        """Counts a failure of a batch whose requests the gateway alone knows."""
+        if event.agent is None or not is_of_device(event.reason):
+            return
+        for hop in window.grant.hops:
+            if hop.agent == event.agent:
+                evidence = event.batch
+                self.breakers.failed(hop.agent, hop.partition, evidence, event.reason, self.now)
 
     def _device_failed(self, batch: Batch, agent: AgentId, event: BatchFailed) -> None:
         """Handles that an agent's device could not compute a batch.

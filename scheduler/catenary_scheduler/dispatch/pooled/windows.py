@@ -314,6 +314,11 @@ class WindowGranter:
             window.become(WindowState.REVOKED)
             self._told(window, lost=False)
 
+    def failed(self, window: GrantedWindow, now: Nanoseconds) -> None:
+        """Ends a window of which a batch failed; its model gets none for a while."""
+        self.revoke(window)
+        self.usage.contended(window.grant.model, now)
+
     def revoke_all(self) -> None:
         """Revokes all windows: what they were granted by has changed."""
         for window in self.active.values():
