@@ -35,6 +35,8 @@ class GatewayState:
     """Moment at which the last stream ended, on `time.monotonic`; unused while one is open."""
     open: set[int] = field(default_factory=set)
     """Numbers of the requests that are neither finished nor refused."""
+    takes_windows: bool = False
+    """True if it can dispatch by windows."""
     software_version: str = ""
     """The release that the gateway runs; empty if it did not say."""
 
