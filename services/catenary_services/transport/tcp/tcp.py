@@ -36,7 +36,7 @@ from catenary_services.transport.interface import (
 from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
 from catenary_services.transport.memory_link import StreamLink
 from catenary_services.transport.settings import TransportSettings, host_id
-from catenary_services.transport.tcp.tcp_listener import TcpListener
+from catenary_services.tcp_listener import TcpListener
 from catenary_services.transport.tcp.tcp_stream import TcpStream
 
 _CAPABILITIES = Capabilities(transport="tcp", same_host=False)

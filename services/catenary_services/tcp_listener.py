@@ -50,6 +50,9 @@ class ListenerLimits:
     """Seconds within which the first byte must arrive and the connection must have its turn."""
 
 
+AddressInfo = tuple[
+    socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]
+]
 MakeProtocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
 """A factory of protocols. Its argument is a function that the protocol calls once its peer is
 known, or once it is certain that there is none."""
@@ -101,22 +104,49 @@ class TcpListener:
         Raises:
             Unavailable: The address is in use or does not belong to this machine.
         """
+        kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
         try:
-            found = await self._loop.getaddrinfo(
-                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
+            found = await self._loop.getaddrinfo(host or None, port, type=kind, flags=flags)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        bound = self.bind(host, port, found)
+        self.listen()
+        return bound
+
+    def bind(self, host: str, port: int, found: Sequence[AddressInfo] | None = None) -> int:
+        """Takes the port, and returns it; for port 0 a free one is chosen.
+
+        Args:
+            host: The name or address to listen on.
+            port: The port.
+            found: The addresses of `host`; None to look them up, which may take a while.
+
+        Raises:
+            Unavailable: The address is in use or does not belong to this machine.
+        """
+        try:
+            if found is None:
+                kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
+                found = socket.getaddrinfo(host or None, port, type=kind, flags=flags)
             for family, _, _, _, (name, *_) in dict.fromkeys(found):
                 # All addresses of one name are listened on at the port that the first one got.
                 chosen = self._sockets[0].getsockname()[1] if self._sockets else port
-                listening = socket.create_server((name, chosen), family=family, backlog=BACKLOG)
+                # "::" stands for all addresses, unless IPv4 is listened on by itself.
+                both = name == "::" and len(found) == 1 and socket.has_dualstack_ipv6()
+                listening = socket.create_server(
+                    (str(name), chosen), family=family, backlog=BACKLOG, dualstack_ipv6=both
+                )
                 listening.setblocking(False)
                 self._sockets.append(listening)
         except OSError as error:
             self.close()
-            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            raise _cannot_listen(host, port, error) from error
+        return int(self._sockets[0].getsockname()[1])
+
+    def listen(self) -> None:
+        """Begins to take connections at the port."""
         for listening in self._sockets:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
-        return int(self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Stops listening, and drops every connection whose peer is not known."""
@@ -260,6 +290,10 @@ class TcpListener:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(connection.sock.fileno())
             connection.sock.close()
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
+    return Unavailable(f"cannot listen on {host}:{port}: {error.strerror}")
 
 
 def too_slow(

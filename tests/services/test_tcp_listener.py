@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_services.transport.tcp.tcp_listener import OPEN_S, too_slow
+from catenary_services.tcp_listener import OPEN_S, too_slow
 
 SOURCES = st.sampled_from(["a", "b", "c", "d"])
 
