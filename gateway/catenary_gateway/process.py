@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc.aio
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from catenary_gateway.admission.authorizer import Authorizer
@@ -51,7 +50,6 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import Unavailable
-from catenary_services.grpc.grpc_intake import CallPolicy
 from catenary_services.grpc.grpc_kit import (
     HealthSwitch,
     bind,
@@ -59,6 +57,8 @@ from catenary_services.grpc.grpc_kit import (
     enable_health_and_reflection,
 )
 from catenary_services.grpc.probes import Probes
+from catenary_services.grpc.server.call_policy import CallPolicy
+from catenary_services.grpc.server.server import GrpcServer
 from catenary_services.log import get_logger
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys
@@ -169,7 +169,7 @@ class GatewayProcess:
             is_open = settings.insecure or settings.endpoints_insecure
             dashboard = Dashboard(self._pipeline, scheduler_admin, class_names, is_open=is_open)
         self._http = HttpServer(settings, self._pipeline, self._extensions, dashboard)
-        self._servers: list[grpc.aio.Server] = []
+        self._servers: list[GrpcServer] = []
         self._health: list[HealthSwitch] = []
         self._scaler = ExternalScaler(self._keys, scheduler_admin)
         self._probes = Probes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from catenary_services.http2.connection import ServerConnection, StreamOpener
 from catenary_services.http2.frames import CANCEL, ENHANCE_YOUR_CALM, NO_ERROR, ConnectionViolation
@@ -19,6 +19,22 @@ _MOST_EARLY_PINGS = 2
 _log = get_logger("catenary_services.http2")
 
 
+class ConnectionOwner(Protocol[T]):
+    """The server of a connection."""
+
+    def open(self, connection: Http2Protocol[T]) -> StreamOpener[T]:
+        """Returns who takes the streams of a connection that is about to be made."""
+        ...
+
+    def made(self, opener: StreamOpener[T]) -> None:
+        """Learns that a connection is made."""
+        ...
+
+    def lost(self, opener: StreamOpener[T]) -> None:
+        """Learns that a connection that was made is over."""
+        ...
+
+
 class Http2Protocol(asyncio.Protocol, Generic[T]):
     """One connection of a server.
 
@@ -30,23 +46,21 @@ class Http2Protocol(asyncio.Protocol, Generic[T]):
 
     def __init__(
         self,
-        make_opener: Callable[[Http2Protocol[T]], StreamOpener[T]],
+        owner: ConnectionOwner[T],
         limits: ConnectionLimits,
         settled: Callable[[], None],
-        lost: Callable[[Http2Protocol[T]], None],
     ) -> None:
         """Creates the protocol of a connection that is about to be made.
 
         Args:
-            make_opener: Makes who takes new streams.
-            limits: The limits of the server.
+            owner: The server.
+            limits: Its limits.
             settled: Called when the peer has shown that it speaks HTTP/2, or never will.
-            lost: Called when the connection is over.
         """
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._settled: Callable[[], None] | None = settled
-        self._lost = lost
+        self._owner = owner
         self._is_flushing = False
         self.transport: asyncio.Transport | None = None
         self.peer: tuple[str, int] = ("", 0)
@@ -58,8 +72,9 @@ class Http2Protocol(asyncio.Protocol, Generic[T]):
         self._early_pings = 0
         self._last_ping_s = 0.0
         self._sent_at_ping = -1
+        self._opener = owner.open(self)
         self.connection: ServerConnection[T] = ServerConnection(
-            make_opener(self), limits, self._flush_soon, now_s
+            self._opener, limits, self._flush_soon, now_s
         )
         self.connection.control.on_ping = self._on_ping
 
@@ -72,6 +87,7 @@ class Http2Protocol(asyncio.Protocol, Generic[T]):
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
             self.peer = (str(name[0]), int(name[1]))
+        self._owner.made(self._opener)
         self._flush()
 
     def data_received(self, data: bytes) -> None:
@@ -111,7 +127,7 @@ class Http2Protocol(asyncio.Protocol, Generic[T]):
             self._settled()
             self._settled = None
         self.connection.end()
-        self._lost(self)
+        self._owner.lost(self._opener)
 
     # ---- the server ----
 
