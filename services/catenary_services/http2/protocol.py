@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 from catenary_services.http2.connection import ServerConnection, StreamOpener
 from catenary_services.http2.frames import CANCEL, ENHANCE_YOUR_CALM, NO_ERROR, ConnectionViolation
@@ -81,8 +81,8 @@ class Http2Protocol(asyncio.Protocol, Generic[T]):
     # ---- asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports are of no class of asyncio's.
+        self.transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
