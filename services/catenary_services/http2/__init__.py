@@ -1,1 +1,1 @@
-"""HTTP/2 as a server speaks it, with memory and patience that are bounded."""
+"""HTTP/2 as a server speaks it, whose memory and cost are bounded."""

@@ -11,20 +11,16 @@ from typing import Generic, Protocol, TypeVar
 
 from catenary_services.http2 import frames
 from catenary_services.http2.control_frames import ControlFrames
+from catenary_services.http2.flood_limit import FloodLimit
+from catenary_services.http2.frame_reader import FrameReader
 from catenary_services.http2.frames import (
     ACK,
-    END_HEADERS,
     END_STREAM,
-    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
-    FRAME_BYTES,
     FRAME_SIZE_ERROR,
-    HAS_PRIORITY,
-    HEAD_BYTES,
     INITIAL_WINDOW,
     LARGEST_WINDOW,
     PADDED,
-    PREFACE,
     PROTOCOL_ERROR,
     REFUSED_STREAM,
     STREAM_CLOSED,
@@ -37,23 +33,21 @@ from catenary_services.http2.frames import (
     window_frame,
 )
 from catenary_services.http2.header_blocks import HeaderDecoder, Headers
+from catenary_services.http2.header_frames import HeaderFrames
 from catenary_services.http2.limits import (
     BLOCK_BYTES,
-    BLOCK_FRAMES,
     COST_OF_CONTROL,
     COST_OF_FRAME,
-    PATIENCE_PER_FRAME,
+    DATA_GIVES_BACK,
     QUEUED_BYTES,
     ConnectionLimits,
 )
-from catenary_services.http2.patience import Patience
 from catenary_services.http2.sending import FrameSender
 from catenary_services.http2.stream import Http2Stream
 
 T = TypeVar("T")
 _CONNECTION_WINDOW = 64 * 1024 * 1024
 """Bytes that all streams of a connection may send together; each has a window of its own."""
-_head_at = frames.HEAD.unpack_from
 _word_at = WORD.unpack_from
 
 
@@ -96,13 +90,12 @@ class ServerConnection(Generic[T]):
         """
         self._opener = opener
         self._limits = limits
-        self._patience = Patience(now_s)
-        self.sending = FrameSender(self._patience, wanted, now_s)
-        self.control = ControlFrames(self.sending, self._patience)
+        self._flood_limit = FloodLimit(now_s)
+        self.sending = FrameSender(self._flood_limit, wanted, now_s)
+        self.control = ControlFrames(self.sending, self._flood_limit)
         self._streams = self.sending.streams
         self._decoder: HeaderDecoder[T | StreamViolation] = HeaderDecoder(opener.parse, BLOCK_BYTES)
         self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
-            frames.HEADERS: self._on_headers,
             frames.PRIORITY: self.control.on_priority,
             frames.RST_STREAM: self._on_reset,
             frames.SETTINGS: self.control.on_settings,
@@ -110,15 +103,10 @@ class ServerConnection(Generic[T]):
             frames.PING: self.control.on_ping_frame,
             frames.GOAWAY: self.control.on_goaway,
             frames.WINDOW_UPDATE: self._on_window,
-            frames.CONTINUATION: self._on_continuation,
         }
-        self._rest = b""
-        self._has_preface = False
         self._window = INITIAL_WINDOW
-        self._block: list[bytes] = []
-        self._block_bytes = 0
-        self._block_of = 0
-        self._block_ends = False
+        self._headers = HeaderFrames(self._take_block, self._flood_limit)
+        self._reader = FrameReader(self._on_data, self._on_frame, self._headers)
         self.last_number = 0
         self.is_leaving = False
         self.sending.push(
@@ -138,36 +126,8 @@ class ServerConnection(Generic[T]):
         Raises:
             ConnectionViolation: The peer did what ends its connection.
         """
-        self.sending.now_s = now_s
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
-        at, end = 0, len(data)
-        if not self._has_preface:
-            if data[: len(PREFACE)] != PREFACE[:end]:
-                raise ConnectionViolation(PROTOCOL_ERROR, "this port speaks HTTP/2 only")
-            if end < len(PREFACE):
-                self._rest = data
-                return
-            self._has_preface, at = True, len(PREFACE)
-        while end - at >= HEAD_BYTES:
-            word, flags, number = _head_at(data, at)
-            size, kind = word >> 8, word & 0xFF
-            if size > FRAME_BYTES:
-                raise ConnectionViolation(FRAME_SIZE_ERROR, "a frame is too long")
-            begin = at + HEAD_BYTES
-            if begin + size > end:
-                break
-            at = begin + size
-            number &= LARGEST_WINDOW
-            if self._block_of and (kind != frames.CONTINUATION or number != self._block_of):
-                raise ConnectionViolation(PROTOCOL_ERROR, "a block of headers is interrupted")
-            if kind == frames.DATA:
-                self._on_data(flags, number, data, begin, at)
-            else:
-                self._handle(kind, flags, number, data[begin:at])
-        if at < end:
-            self._rest = data[at:] if at else data
+        self.sending.now_s = self._flood_limit.now_s = now_s
+        self._reader.receive(data)
 
     def request(self, stream: Http2Stream, window: int) -> None:
         """Lets the peer send on a stream until `window` bytes are on their way."""
@@ -192,10 +152,15 @@ class ServerConnection(Generic[T]):
 
     # ---- frames ----
 
-    def _handle(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if not self.control.has_settings and (kind != frames.SETTINGS or flags & ACK):
+    def _on_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == frames.HEADERS and self.control.has_settings:
+            self._headers.on_headers(flags, number, payload)
+        elif kind == frames.CONTINUATION:
+            self._headers.on_continuation(flags, payload)
+        elif self.control.has_settings or (kind == frames.SETTINGS and not flags & ACK):
+            self._handlers.get(kind, self.control.on_extension)(flags, number, payload)
+        else:
             raise ConnectionViolation(PROTOCOL_ERROR, "the settings do not come first")
-        self._handlers.get(kind, self.control.on_extension)(flags, number, payload)
 
     def _on_data(self, flags: int, number: int, data: bytes, begin: int, end: int) -> None:
         size = end - begin
@@ -207,14 +172,14 @@ class ServerConnection(Generic[T]):
         if self._window < _CONNECTION_WINDOW // 2:
             self._refill()
         if flags & PADDED:
-            self._patience.spend(COST_OF_FRAME, self.sending.now_s)
+            self._flood_limit.spend(COST_OF_FRAME)
             if size == 0 or data[begin] >= size:
                 raise ConnectionViolation(PROTOCOL_ERROR, "more padding than there is frame")
             begin, end = begin + 1, end - data[begin]
         stream = self._streams.get(number)
         if stream is None:
             # What was on its way while the stream ended here; it takes no place.
-            self._patience.spend(COST_OF_CONTROL, self.sending.now_s)
+            self._flood_limit.spend(COST_OF_CONTROL)
             return
         is_last = bool(flags & END_STREAM)
         if stream.has_peer_ended:
@@ -225,44 +190,12 @@ class ServerConnection(Generic[T]):
             self._fail(stream, FLOW_CONTROL_ERROR)
             return
         if end > begin:
-            self._patience.restore(PATIENCE_PER_FRAME)
+            self._flood_limit.restore(DATA_GIVES_BACK)
         elif not is_last:
-            self._patience.spend(COST_OF_FRAME, self.sending.now_s)
+            self._flood_limit.spend(COST_OF_FRAME)
         stream.has_peer_ended = is_last
         if stream.receiver is not None:
             stream.receiver.on_data(data, begin, end, is_last)
-
-    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
-        if not number & 1:
-            raise ConnectionViolation(PROTOCOL_ERROR, "the number of a stream is wrong")
-        begin, end = 0, len(payload)
-        if flags & PADDED:
-            self._patience.spend(COST_OF_FRAME, self.sending.now_s)
-            begin = 1
-            end -= payload[0] if payload else 1
-        if flags & HAS_PRIORITY:
-            if end - begin >= 5 and _word_at(payload, begin)[0] & LARGEST_WINDOW == number:
-                raise ConnectionViolation(PROTOCOL_ERROR, "a stream depends on itself")
-            begin += 5
-        if begin > end:
-            raise ConnectionViolation(PROTOCOL_ERROR, "more padding than there is frame")
-        block = payload[begin:end] if begin or end < len(payload) else payload
-        if flags & END_HEADERS:
-            self._take_block(number, block, bool(flags & END_STREAM))
-        else:
-            self._block, self._block_bytes = [block], len(block)
-            self._block_of, self._block_ends = number, bool(flags & END_STREAM)
-
-    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
-        if not self._block_of:
-            raise ConnectionViolation(PROTOCOL_ERROR, "a continuation of nothing")
-        self._block.append(payload)
-        self._block_bytes += len(payload)
-        if self._block_bytes > BLOCK_BYTES or len(self._block) > BLOCK_FRAMES:
-            raise ConnectionViolation(ENHANCE_YOUR_CALM, "the headers are too large")
-        if flags & END_HEADERS:
-            block, self._block, self._block_of = b"".join(self._block), [], 0
-            self._take_block(number, block, self._block_ends)
 
     def _take_block(self, number: int, block: bytes, is_last: bool) -> None:
         head = self._decoder.decode(block)  # in any case, to keep the table right
@@ -277,7 +210,7 @@ class ServerConnection(Generic[T]):
             return
         if number <= self.last_number:
             # It may have ended here while this was on its way, but only trailers may be.
-            self._patience.spend(COST_OF_CONTROL, self.sending.now_s)
+            self._flood_limit.spend(COST_OF_CONTROL)
             if not is_last:
                 raise ConnectionViolation(STREAM_CLOSED, "headers on a stream that has ended")
             return
@@ -301,7 +234,7 @@ class ServerConnection(Generic[T]):
             raise ConnectionViolation(PROTOCOL_ERROR, "a reset of no stream")
         if len(payload) != 4:
             raise ConnectionViolation(FRAME_SIZE_ERROR, "a reset has another length")
-        self._patience.spend(COST_OF_CONTROL, self.sending.now_s)
+        self._flood_limit.spend(COST_OF_CONTROL)
         stream = self._streams.get(number)
         if stream is not None:
             self._end_by_peer(stream)
@@ -311,7 +244,7 @@ class ServerConnection(Generic[T]):
             raise ConnectionViolation(FRAME_SIZE_ERROR, "a window has another length")
         if number > self.last_number:
             raise ConnectionViolation(PROTOCOL_ERROR, "a window of no stream")
-        self._patience.spend(COST_OF_FRAME, self.sending.now_s)
+        self._flood_limit.spend(COST_OF_FRAME)
         more = _word_at(payload)[0] & LARGEST_WINDOW
         if number == 0:
             if more == 0:
@@ -329,12 +262,12 @@ class ServerConnection(Generic[T]):
     # ---- ends ----
 
     def _refuse(self, number: int, code: int) -> None:
-        self._patience.spend(COST_OF_CONTROL, self.sending.now_s)
+        self._flood_limit.spend(COST_OF_CONTROL)
         self.sending.push(frames.reset_frame(number, code))
 
     def _fail(self, stream: Http2Stream, code: int) -> None:
         """Ends a stream on which the peer did what it may not."""
-        self._patience.spend(COST_OF_CONTROL, self.sending.now_s)
+        self._flood_limit.spend(COST_OF_CONTROL)
         self.sending.reset(stream, code)
         if stream.receiver is not None:
             stream.receiver.on_reset()

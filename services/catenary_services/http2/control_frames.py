@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from catenary_services.http2 import frames
+from catenary_services.http2.flood_limit import FloodLimit
 from catenary_services.http2.frames import (
     ACK,
     FLOW_CONTROL_ERROR,
@@ -17,7 +18,6 @@ from catenary_services.http2.frames import (
     frame,
 )
 from catenary_services.http2.limits import COST_OF_CONTROL, COST_OF_FRAME
-from catenary_services.http2.patience import Patience
 from catenary_services.http2.sending import FrameSender
 
 _word_at = WORD.unpack_from
@@ -32,18 +32,18 @@ class ControlFrames:
         on_ping: Called for each ping of the peer.
     """
 
-    __slots__ = ("_patience", "_sending", "has_settings", "on_ping", "pings")
+    __slots__ = ("_flood_limit", "_sending", "has_settings", "on_ping", "pings")
 
-    def __init__(self, sending: FrameSender, patience: Patience) -> None:
+    def __init__(self, sending: FrameSender, flood_limit: FloodLimit) -> None:
         self._sending = sending
-        self._patience = patience
+        self._flood_limit = flood_limit
         self.has_settings = False
         self.pings = 0
         self.on_ping: Callable[[], None] = _nothing
 
     def on_extension(self, flags: int, number: int, payload: bytes) -> None:
         """Ignores a frame of a kind that is not known."""
-        self._patience.spend(COST_OF_FRAME, self._sending.now_s)
+        self._flood_limit.spend(COST_OF_FRAME)
 
     def on_push(self, flags: int, number: int, payload: bytes) -> None:
         """Refuses a push.
@@ -61,7 +61,7 @@ class ControlFrames:
             raise ConnectionViolation(FRAME_SIZE_ERROR, "a priority has another length")
         if _word_at(payload)[0] & LARGEST_WINDOW == number:
             raise ConnectionViolation(PROTOCOL_ERROR, "a stream depends on itself")
-        self._patience.spend(COST_OF_FRAME, self._sending.now_s)
+        self._flood_limit.spend(COST_OF_FRAME)
 
     def on_settings(self, flags: int, number: int, payload: bytes) -> None:
         """Takes what the peer accepts, or that it has read what is accepted here."""
@@ -69,7 +69,7 @@ class ControlFrames:
             raise ConnectionViolation(PROTOCOL_ERROR, "settings of a stream")
         if len(payload) % 6 or (flags & ACK and payload):
             raise ConnectionViolation(FRAME_SIZE_ERROR, "settings have another length")
-        self._patience.spend(COST_OF_CONTROL + len(payload) // 6, self._sending.now_s)
+        self._flood_limit.spend(COST_OF_CONTROL + len(payload) // 6)
         if flags & ACK:
             return
         self.has_settings = True
@@ -93,7 +93,7 @@ class ControlFrames:
             raise ConnectionViolation(PROTOCOL_ERROR, "a ping of a stream")
         if len(payload) != 8:
             raise ConnectionViolation(FRAME_SIZE_ERROR, "a ping has another length")
-        self._patience.spend(COST_OF_CONTROL, self._sending.now_s)
+        self._flood_limit.spend(COST_OF_CONTROL)
         if flags & ACK:
             self.pings += 1
             return
@@ -104,7 +104,7 @@ class ControlFrames:
         """Notes that the peer opens no further streams, which it shows by closing."""
         if number != 0 or len(payload) < 8:
             raise ConnectionViolation(PROTOCOL_ERROR, "a farewell of another form")
-        self._patience.spend(COST_OF_CONTROL, self._sending.now_s)
+        self._flood_limit.spend(COST_OF_CONTROL)
 
 
 def _nothing() -> None:

@@ -14,10 +14,10 @@ BLOCK_FRAMES: Final = 16
 QUEUED_BYTES: Final = 64 * 1024 * 1024
 """Bytes of answers that wait for a peer; with more, its new calls are refused."""
 
-PATIENCE: Final = 10_000
+FLOOD_BURST: Final = 10_000
 """What a peer may cost without letting anything get done."""
-PATIENCE_PER_S: Final = 2_000
-PATIENCE_PER_FRAME: Final = 4
+FLOOD_PER_S: Final = 2_000
+DATA_GIVES_BACK: Final = 4
 """What every frame of data in either direction gives back."""
 COST_OF_CONTROL: Final = 10
 """Of a frame for which something has to be done: a reset, a setting, a ping."""

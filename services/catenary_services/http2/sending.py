@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from catenary_services.http2.flood_limit import FloodLimit
 from catenary_services.http2.frames import (
     CANCEL,
     DATA,
@@ -22,8 +23,7 @@ from catenary_services.http2.frames import (
     frame_head,
     reset_frame,
 )
-from catenary_services.http2.limits import PATIENCE_PER_FRAME
-from catenary_services.http2.patience import Patience
+from catenary_services.http2.limits import DATA_GIVES_BACK
 from catenary_services.http2.stream import Http2Stream, Piece
 
 _COPIED_BYTES = 16_384
@@ -44,7 +44,7 @@ class FrameSender:
     """
 
     __slots__ = (
-        "_patience",
+        "_flood_limit",
         "_ready",
         "_wanted",
         "data_sent",
@@ -58,11 +58,11 @@ class FrameSender:
         "window",
     )
 
-    def __init__(self, patience: Patience, wanted: Callable[[], None], now_s: float) -> None:
+    def __init__(self, flood_limit: FloodLimit, wanted: Callable[[], None], now_s: float) -> None:
         """Creates the half of a connection on which nothing was sent yet.
 
         Args:
-            patience: Of the peer; data that it takes restores it.
+            flood_limit: Of the peer; data that it takes restores it.
             wanted: Called when `out` is no longer empty.
             now_s: The time; whoever feeds the connection keeps it.
         """
@@ -75,7 +75,7 @@ class FrameSender:
         self.is_held = False
         self.data_sent = 0
         self.now_s = now_s
-        self._patience = patience
+        self._flood_limit = flood_limit
         self._wanted = wanted
         self._ready: dict[int, Http2Stream] = {}
         """The streams that wait for nothing but the connection, in the order of their turns."""
@@ -104,7 +104,7 @@ class FrameSender:
         ):
             self.window -= size
             self.data_sent += 1
-            self._patience.restore(PATIENCE_PER_FRAME)
+            self._flood_limit.restore(DATA_GIVES_BACK)
             self.push(
                 b"".join(
                     (
@@ -236,7 +236,7 @@ class FrameSender:
         stream.waiting_bytes -= size
         self.waiting_bytes -= size
         self.data_sent += 1
-        self._patience.restore(PATIENCE_PER_FRAME)
+        self._flood_limit.restore(DATA_GIVES_BACK)
         self.push(frame_head(size, DATA, 0, stream.number))
         self.push(part)
         stream.stalled_since_s = self.now_s

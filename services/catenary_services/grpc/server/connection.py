@@ -12,6 +12,8 @@ import grpc
 from catenary_services.errors import DeadlineExceeded
 from catenary_services.grpc.server.call import Call
 from catenary_services.grpc.server.call_policy import address_of
+from catenary_services.grpc.server.compression import ENCODINGS
+from catenary_services.grpc.server.methods import ServedMethod
 from catenary_services.grpc.server.request_head import RequestHead, head_of
 from catenary_services.grpc.server.response_blocks import (
     HEAD_BLOCK,
@@ -26,6 +28,8 @@ from catenary_services.http2.stream import Http2Stream
 
 if TYPE_CHECKING:
     from catenary_services.grpc.server.server import GrpcServer
+
+_UNKNOWN = (grpc.StatusCode.UNIMPLEMENTED, "there is no such method here")
 
 
 class CallConnection:
@@ -64,25 +68,33 @@ class CallConnection:
         if head.http_status != 200:
             sending.trailers(stream, http_error_block(head.http_status))
             return
-        if head.size_bytes > server.limits.header_bytes:
-            self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, "the metadata is too large")
-            return
-        if head.wrong:
-            self._refuse(stream, grpc.StatusCode.INTERNAL, f"the call has {head.wrong}")
-            return
         method = server.methods.find(head.path)
-        if method is None:
-            self._refuse(stream, grpc.StatusCode.UNIMPLEMENTED, "there is no such method here")
-            return
-        if server.calls >= server.most_calls:
-            why = "too many calls are worked on"
-            self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        refusal = self._refusal_of(head, method)
+        if method is None or refusal is not None:
+            sending.trailers(stream, HEAD_BLOCK + trailers_block(*(refusal or _UNKNOWN), ()))
             return
         call = Call(self, stream, head, method)
         stream.receiver = call
         self.calls.add(call)
         server.calls += 1
         call.start(is_whole)
+
+    def _refusal_of(
+        self, head: RequestHead, method: ServedMethod | None
+    ) -> tuple[grpc.StatusCode, str] | None:
+        server = self.server
+        if head.size_bytes > server.limits.header_bytes:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, "the metadata is too large"
+        if head.wrong:
+            return grpc.StatusCode.INTERNAL, f"the call has {head.wrong}"
+        if method is None:
+            return _UNKNOWN
+        if head.encoding not in ENCODINGS:
+            why = f"messages cannot be compressed by {head.encoding[:32]!r}"
+            return grpc.StatusCode.UNIMPLEMENTED, why
+        if server.calls >= server.most_calls:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are worked on"
+        return None
 
     def left(self, call: Call) -> None:
         """Forgets a call that is over and no longer worked on."""
@@ -144,6 +156,3 @@ class CallConnection:
             if kind == "URI" and value.startswith("spiffe://"):
                 told.setdefault("peer_spiffe_id", []).append(value.encode())
         return told
-
-    def _refuse(self, stream: Http2Stream, code: grpc.StatusCode, why: str) -> None:
-        self.http2.sending.trailers(stream, HEAD_BLOCK + trailers_block(code, why, ()))
