@@ -164,7 +164,7 @@ class TcpListener:
             try:
                 sock, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:  # no descriptors are left; wait until others are closed
                 _log.error("accept_failed", error=str(error))
                 self._loop.remove_reader(listening.fileno())
@@ -176,7 +176,7 @@ class TcpListener:
                 self._drop(self._least_wanted(list(self._waiting.values())))
             self._waiting[sock] = connection
             self._loop.add_reader(sock.fileno(), self._spoke, connection)
-        if self._timer is None:
+        if self._timer is None and self._waiting:
             self._look_soon()
 
     def _accept_again(self, listening: socket.socket) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from catenary_services.grpc.grpc_intake import CallInterceptor
+from catenary_services.grpc.grpc_receiving import LOOK_S, ReceivingMessages
 from google.protobuf import empty_pb2, wrappers_pb2
 
 from catenary_services.errors import CatenaryError, Unauthenticated
-from catenary_services.grpc.grpc_intake import CallInterceptor
-from catenary_services.grpc.grpc_receiving import LOOK_S, ReceivingMessages
 from hostile.attacks import HalfSent
 
 MIB = 1 << 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -179,8 +181,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     ),
     "a priority of another length": (GREETING + frame(2, 0, 3, b"1"), frames.FRAME_SIZE_ERROR),
     "headers that depend on themselves": (
-        GREETING
-        + headers(3, (3).to_bytes(4, "big") + b"\0" + PLAIN, END_HEADERS | HAS_PRIORITY),
+        GREETING + headers(3, (3).to_bytes(4, "big") + b"\0" + PLAIN, END_HEADERS | HAS_PRIORITY),
         frames.PROTOCOL_ERROR,
     ),
     "padding without a frame": (
@@ -253,13 +254,15 @@ def test_after_a_farewell_later_streams_are_not_served(side: Side) -> None:
 
 def test_a_block_may_come_in_parts_and_is_bounded(side: Side) -> None:
     heard = side.take(
-        headers(1, PLAIN[:3], flags=END_STREAM), frame(9, 0, 1, PLAIN[3:5]), frame(9, 4, 1, PLAIN[5:])
+        headers(1, PLAIN[:3], flags=END_STREAM),
+        frame(9, 0, 1, PLAIN[3:5]),
+        frame(9, 4, 1, PLAIN[5:]),
     )
     assert heard == [("opened", 1, ((b":path", b"/a"), (b"x", b"y")), True)]
     for flood in ([bytes(BLOCK_BYTES // 4)] * 5, [b""] * 100):
+        parts = [frame(9, 0, 1, each) for each in flood]
         with pytest.raises(ConnectionViolation, match="too large"):
-            other = Side()
-            other.take(GREETING, headers(1, flags=0), *(frame(9, 0, 1, each) for each in flood))
+            Side().take(GREETING, headers(1, flags=0), *parts)
 
 
 def test_a_bomb_of_headers_ends_the_connection(side: Side) -> None:
@@ -305,8 +308,7 @@ def test_floods_end_the_connection_and_the_same_over_time_does_not(name: str) ->
         each.take(GREETING, headers(1))
     make = FLOODS[name]
     with pytest.raises(ConnectionViolation) as caught:
-        for number in range(3, 40_000, 2):
-            side.take(make(number))
+        side.take(*map(make, range(3, 40_000, 2)))
     assert caught.value.code == frames.ENHANCE_YOUR_CALM
     for number in range(3, 10_000, 2):
         slow.take(make(number), now_s=number / 100)
@@ -406,7 +408,7 @@ def test_any_cutting_of_the_bytes_gives_the_same(cuts: list[int]) -> None:
     whole, cut = Side(), Side()
     whole.take(SCRIPT)
     ends = sorted({0, *cuts, len(SCRIPT)})
-    for begin, end in zip(ends, ends[1:], strict=False):
+    for begin, end in itertools.pairwise(ends):
         cut.take(SCRIPT[begin:end])
     assert cut.opener.heard == whole.opener.heard
     assert cut.sent() == whole.sent()
@@ -414,8 +416,7 @@ def test_any_cutting_of_the_bytes_gives_the_same(cuts: list[int]) -> None:
 
 @given(noise=st.binary(max_size=2_000), seed=st.integers(0, 200))
 def test_noise_ends_the_connection_or_is_taken(noise: bytes, seed: int) -> None:
-    begin = SCRIPT[:seed]
-    try:
-        Side().take(begin, noise)
-    except ConnectionViolation as violation:
-        assert violation.why
+    side = Side()
+    with contextlib.suppress(ConnectionViolation):
+        side.take(SCRIPT[:seed], noise)
+    assert side.sending.streams.keys() <= side.opener.streams.keys()

@@ -45,6 +45,7 @@ class GrpcServer:
         limits: What a peer may do.
         longest_answer: The longest message in bytes that is sent.
         most_calls: The most concurrent calls.
+        most_connections: The most connections.
         calls: The number of calls that are worked on.
     """
 
@@ -67,12 +68,17 @@ class GrpcServer:
         self.longest_answer = longest_answer
         self.most_calls = most_calls
         self.calls = 0
-        self._most_connections = most_connections
+        self.most_connections = most_connections
         self._connections: dict[CallConnection, None] = {}
         self._listeners: list[TcpListener] = []
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self._moved = asyncio.Event()
+
+    @property
+    def connections(self) -> int:
+        """The number of connections."""
+        return len(self._connections)
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """Adds the handlers of a service."""
@@ -159,9 +165,9 @@ class GrpcServer:
         self._moved.set()
 
     def _connected(self, settled: Callable[[], None]) -> asyncio.BaseProtocol:
-        if len(self._connections) >= self._most_connections:
+        if len(self._connections) >= self.most_connections:
             settled()
-            _log.warning("grpc_connections_full", most=self._most_connections)
+            _log.warning("grpc_connections_full", most=self.most_connections)
             return _Refusal()
         protocol: Http2Protocol[RequestHead] = Http2Protocol(self, self.limits, settled)
         return protocol
