@@ -111,10 +111,11 @@ def _seconds(timeout: bytes) -> float | None:
 def _binary(name: bytes, value: bytes) -> list[tuple[str, str | bytes]] | None:
     """Returns the values of a binary header, which may stand joined by commas."""
     key = name.decode("ascii")
+    parts = [part.strip().rstrip(b"=") for part in value.split(b",")]
     try:
         return [
-            (key, binascii.a2b_base64(part.strip() + b"=" * (-len(part.strip()) % 4)))
-            for part in value.split(b",")
+            (key, binascii.a2b_base64(part + b"=" * (-len(part) % 4), strict_mode=True))
+            for part in parts
         ]
     except binascii.Error:
         return None
