@@ -43,7 +43,7 @@ from catenary_services.http2.limits import (
     ConnectionLimits,
 )
 from catenary_services.http2.sending import FrameSender
-from catenary_services.http2.stream import Http2Stream
+from catenary_services.http2.stream import ServerStream
 
 T = TypeVar("T")
 _CONNECTION_WINDOW = 64 * 1024 * 1024
@@ -58,7 +58,7 @@ class StreamOpener(Protocol[T]):
         """Returns what the headers of a stream mean, or what is wrong with them."""
         ...
 
-    def opened(self, stream: Http2Stream, head: T, is_whole: bool) -> None:
+    def opened(self, stream: ServerStream, head: T, is_whole: bool) -> None:
         """Takes a new stream and sets its receiver; a whole one has no data."""
         ...
 
@@ -129,7 +129,7 @@ class ServerConnection(Generic[T]):
         self.sending.now_s = self._flood_limit.now_s = now_s
         self._reader.receive(data)
 
-    def request(self, stream: Http2Stream, window: int) -> None:
+    def request(self, stream: ServerStream, window: int) -> None:
         """Lets the peer send on a stream until `window` bytes are on their way."""
         if window > stream.receive_window and not (stream.has_peer_ended or stream.is_closed):
             self.sending.push(window_frame(stream.number, window - stream.receive_window))
@@ -224,7 +224,7 @@ class ServerConnection(Generic[T]):
         if isinstance(head, StreamViolation):
             self._refuse(number, head.code)
             return
-        stream = Http2Stream(number, sending.stream_window, self._limits.first_window)
+        stream = ServerStream(number, sending.stream_window, self._limits.first_window)
         stream.has_peer_ended = is_last
         self._streams[number] = stream
         self._opener.opened(stream, head, is_last)
@@ -265,14 +265,14 @@ class ServerConnection(Generic[T]):
         self._flood_limit.spend(COST_OF_CONTROL)
         self.sending.push(frames.reset_frame(number, code))
 
-    def _fail(self, stream: Http2Stream, code: int) -> None:
+    def _fail(self, stream: ServerStream, code: int) -> None:
         """Ends a stream on which the peer did what it may not."""
         self._flood_limit.spend(COST_OF_CONTROL)
         self.sending.reset(stream, code)
         if stream.receiver is not None:
             stream.receiver.on_reset()
 
-    def _end_by_peer(self, stream: Http2Stream) -> None:
+    def _end_by_peer(self, stream: ServerStream) -> None:
         self.sending.forget(stream)
         if stream.receiver is not None:
             stream.receiver.on_reset()

@@ -22,7 +22,7 @@ _log = get_logger("catenary_services.http2")
 class ConnectionOwner(Protocol[T]):
     """The server of a connection."""
 
-    def open(self, connection: Http2Protocol[T]) -> StreamOpener[T]:
+    def open(self, connection: ConnectionProtocol[T]) -> StreamOpener[T]:
         """Returns who takes the streams of a connection that is about to be made."""
         ...
 
@@ -35,7 +35,7 @@ class ConnectionOwner(Protocol[T]):
         ...
 
 
-class Http2Protocol(asyncio.Protocol, Generic[T]):
+class ConnectionProtocol(asyncio.Protocol, Generic[T]):
     """One connection of a server.
 
     Attributes:

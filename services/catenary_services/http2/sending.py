@@ -24,7 +24,7 @@ from catenary_services.http2.frames import (
     reset_frame,
 )
 from catenary_services.http2.limits import DATA_GIVES_BACK
-from catenary_services.http2.stream import Http2Stream, Piece
+from catenary_services.http2.stream import Piece, ServerStream
 
 _COPIED_BYTES = 16_384
 """Shorter pieces are copied to be joined with what stands around them."""
@@ -70,14 +70,14 @@ class FrameSender:
         self.window = INITIAL_WINDOW
         self.stream_window = INITIAL_WINDOW
         self.frame_bytes = FRAME_BYTES
-        self.streams: dict[int, Http2Stream] = {}
+        self.streams: dict[int, ServerStream] = {}
         self.waiting_bytes = 0
         self.is_held = False
         self.data_sent = 0
         self.now_s = now_s
         self._flood_limit = flood_limit
         self._wanted = wanted
-        self._ready: dict[int, Http2Stream] = {}
+        self._ready: dict[int, ServerStream] = {}
         """The streams that wait for nothing but the connection, in the order of their turns."""
 
     def push(self, piece: Piece) -> None:
@@ -91,7 +91,7 @@ class FrameSender:
         out, self.out = self.out, []
         return out
 
-    def answer(self, stream: Http2Stream, head: bytes, body: Piece, trailers: bytes) -> None:
+    def answer(self, stream: ServerStream, head: bytes, body: Piece, trailers: bytes) -> None:
         """Sends a whole answer: headers, a body and trailers; both blocks are encoded."""
         if stream.is_closed:
             return
@@ -123,13 +123,13 @@ class FrameSender:
         self.data(stream, body)
         self.trailers(stream, trailers)
 
-    def headers(self, stream: Http2Stream, block: bytes) -> None:
+    def headers(self, stream: ServerStream, block: bytes) -> None:
         """Sends the headers with which an answer begins."""
         if not stream.is_closed:
             self.data_sent += 1
             self.push(frame(HEADERS, END_HEADERS, stream.number, block))
 
-    def data(self, stream: Http2Stream, body: Piece) -> None:
+    def data(self, stream: ServerStream, body: Piece) -> None:
         """Sends a piece of the body, or keeps it until the windows have room."""
         if stream.is_closed:
             return
@@ -143,7 +143,7 @@ class FrameSender:
         self._ready[stream.number] = stream
         self.go_on()
 
-    def trailers(self, stream: Http2Stream, block: bytes) -> None:
+    def trailers(self, stream: ServerStream, block: bytes) -> None:
         """Ends the stream with trailers, after all that waits on it."""
         if stream.is_closed or stream.trailers:
             return
@@ -155,13 +155,13 @@ class FrameSender:
         self.push(ending)
         self._close(stream)
 
-    def reset(self, stream: Http2Stream, code: int = CANCEL) -> None:
+    def reset(self, stream: ServerStream, code: int = CANCEL) -> None:
         """Ends a stream at once."""
         if not stream.is_closed:
             self.push(reset_frame(stream.number, code))
             self.forget(stream)
 
-    def forget(self, stream: Http2Stream) -> None:
+    def forget(self, stream: ServerStream) -> None:
         """Closes a stream that is over for the peer, too, with all that waits on it."""
         stream.is_closed = True
         self.streams.pop(stream.number, None)
@@ -169,7 +169,7 @@ class FrameSender:
         self.waiting_bytes -= stream.waiting_bytes
         stream.waiting, stream.waiting_bytes = None, 0
 
-    def widen(self, stream: Http2Stream | None, nbytes: int) -> None:
+    def widen(self, stream: ServerStream | None, nbytes: int) -> None:
         """Notes that the peer takes `nbytes` more, on a stream or on the connection.
 
         Raises:
@@ -208,7 +208,7 @@ class FrameSender:
             del ready[number]  # it may come back, as the last one
             self._send_one(stream)
 
-    def stalled(self, since_s: float) -> list[Http2Stream]:
+    def stalled(self, since_s: float) -> list[ServerStream]:
         """Returns the streams of which nothing could be sent since a time."""
         return [
             each
@@ -216,7 +216,7 @@ class FrameSender:
             if each.waiting and each.stalled_since_s < since_s
         ]
 
-    def _send_one(self, stream: Http2Stream) -> None:
+    def _send_one(self, stream: ServerStream) -> None:
         """Sends one frame of what waits on a stream."""
         waiting = stream.waiting
         if not waiting:
@@ -250,7 +250,7 @@ class FrameSender:
         if stream.receiver is not None:
             stream.receiver.on_drained()
 
-    def _close(self, stream: Http2Stream) -> None:
+    def _close(self, stream: ServerStream) -> None:
         """Closes a stream whose last frame is out."""
         if not stream.has_peer_ended:
             # The peer need not send the rest.

@@ -24,7 +24,7 @@ class StreamReceiver(Protocol):
         ...
 
 
-class Http2Stream:
+class ServerStream:
     """The state of a stream.
 
     Attributes:

@@ -28,7 +28,7 @@ from catenary_services.http2.frames import (
 )
 from catenary_services.http2.header_blocks import Headers, encoded
 from catenary_services.http2.limits import BLOCK_BYTES, ConnectionLimits
-from catenary_services.http2.stream import Http2Stream
+from catenary_services.http2.stream import ServerStream
 from shared_helpers.raw_http2 import GREETING, Frame, data
 
 PLAIN = encoded([(b":path", b"/a"), (b"x", b"y")])
@@ -56,7 +56,7 @@ class Opener:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.streams: dict[int, Http2Stream] = {}
+        self.streams: dict[int, ServerStream] = {}
         self.parsed = 0
 
     def parse(self, headers: Headers) -> tuple[tuple[bytes, bytes], ...] | StreamViolation:
@@ -65,7 +65,7 @@ class Opener:
             return StreamViolation(frames.PROTOCOL_ERROR, "bad")
         return tuple(headers)
 
-    def opened(self, stream: Http2Stream, head: Any, is_whole: bool) -> None:
+    def opened(self, stream: ServerStream, head: Any, is_whole: bool) -> None:
         self.heard.append(("opened", stream.number, head, is_whole))
         self.streams[stream.number] = stream
         stream.receiver = Receiver(self.heard, stream.number)

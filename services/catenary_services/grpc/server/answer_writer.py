@@ -16,7 +16,7 @@ from catenary_services.grpc.server.response_blocks import (
     trailers_block,
 )
 from catenary_services.http2.sending import FrameSender
-from catenary_services.http2.stream import Http2Stream
+from catenary_services.http2.stream import ServerStream
 
 _JOINED_BYTES = 16 * 1024
 """Shorter messages are copied, to go out with what stands around them."""
@@ -35,7 +35,7 @@ class AnswerWriter:
 
     __slots__ = ("_sending", "_stream", "code", "details", "has_headers", "initial", "trailing")
 
-    def __init__(self, sending: FrameSender, stream: Http2Stream) -> None:
+    def __init__(self, sending: FrameSender, stream: ServerStream) -> None:
         self._sending = sending
         self._stream = stream
         self.has_headers = False

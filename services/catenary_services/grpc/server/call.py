@@ -22,7 +22,7 @@ from catenary_services.grpc.server.incoming import PREFIX_BYTES, IncomingMessage
 from catenary_services.grpc.server.methods import ServedMethod
 from catenary_services.grpc.server.request_head import RequestHead
 from catenary_services.grpc.server.response_blocks import Pair
-from catenary_services.http2.stream import Http2Stream
+from catenary_services.http2.stream import ServerStream
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Call:
     def __init__(
         self,
         connection: CallConnection,
-        stream: Http2Stream,
+        stream: ServerStream,
         head: RequestHead,
         method: ServedMethod,
     ) -> None:

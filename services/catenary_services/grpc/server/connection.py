@@ -23,8 +23,8 @@ from catenary_services.grpc.server.response_blocks import (
 from catenary_services.http2.connection import ServerConnection
 from catenary_services.http2.frames import REFUSED_STREAM, StreamViolation
 from catenary_services.http2.header_blocks import Headers
-from catenary_services.http2.protocol import Http2Protocol
-from catenary_services.http2.stream import Http2Stream
+from catenary_services.http2.protocol import ConnectionProtocol
+from catenary_services.http2.stream import ServerStream
 
 if TYPE_CHECKING:
     from catenary_services.grpc.server.server import GrpcServer
@@ -42,7 +42,7 @@ class CallConnection:
         unheard: Calls that are admitted and of whose message no byte has come.
     """
 
-    def __init__(self, server: GrpcServer, protocol: Http2Protocol[RequestHead]) -> None:
+    def __init__(self, server: GrpcServer, protocol: ConnectionProtocol[RequestHead]) -> None:
         self.server = server
         self.loop = asyncio.get_running_loop()
         self.calls: set[Call] = set()
@@ -58,7 +58,7 @@ class CallConnection:
         """Returns what the headers of a stream say."""
         return head_of(headers)
 
-    def opened(self, stream: Http2Stream, head: RequestHead, is_whole: bool) -> None:
+    def opened(self, stream: ServerStream, head: RequestHead, is_whole: bool) -> None:
         """Takes a new stream: answers it at once if it is no good, or begins a call."""
         sending, server = self.http2.sending, self.server
         if len(self.calls) >= server.limits.most_streams:

@@ -13,7 +13,7 @@ from catenary_services.grpc.server.receiving_budget import (
     ReceivingBudget,
 )
 from catenary_services.http2.connection import ServerConnection
-from catenary_services.http2.stream import Http2Stream
+from catenary_services.http2.stream import ServerStream
 
 PREFIX_BYTES = 5
 """Bytes before each message: whether it is compressed, and its length."""
@@ -48,7 +48,7 @@ class IncomingMessages:
         owner: MessageOwner,
         source: str,
         connection: ServerConnection[Any],
-        stream: Http2Stream,
+        stream: ServerStream,
         budget: ReceivingBudget,
         *,
         longest: int,

@@ -16,7 +16,7 @@ from catenary_services.grpc.server.receiving_budget import ReceivingBudget
 from catenary_services.grpc.server.request_head import RequestHead
 from catenary_services.http2.connection import StreamOpener
 from catenary_services.http2.limits import ConnectionLimits
-from catenary_services.http2.protocol import Http2Protocol
+from catenary_services.http2.protocol import ConnectionProtocol
 from catenary_services.log import get_logger
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.tcp_listener import ListenerLimits, TcpListener
@@ -149,7 +149,7 @@ class GrpcServer:
 
     # ---- connections ----
 
-    def open(self, connection: Http2Protocol[RequestHead]) -> CallConnection:
+    def open(self, connection: ConnectionProtocol[RequestHead]) -> CallConnection:
         """Returns who takes the calls of a connection."""
         return CallConnection(self, connection)
 
@@ -169,7 +169,7 @@ class GrpcServer:
             settled()
             _log.warning("grpc_connections_full", most=self.most_connections)
             return _Refusal()
-        protocol: Http2Protocol[RequestHead] = Http2Protocol(self, self.limits, settled)
+        protocol: ConnectionProtocol[RequestHead] = ConnectionProtocol(self, self.limits, settled)
         return protocol
 
     def _look(self) -> None:
