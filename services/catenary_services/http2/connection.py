@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from catenary_services.http2 import frames
 from catenary_services.http2.control_frames import ControlFrames
 from catenary_services.http2.flood_limit import FloodLimit
-from catenary_services.http2.frame_reader import FrameReader
+from catenary_services.http2.frame_reader import FrameReader, HeaderFrames
 from catenary_services.http2.frames import (
     ACK,
     END_STREAM,
@@ -33,7 +33,6 @@ from catenary_services.http2.frames import (
     window_frame,
 )
 from catenary_services.http2.header_blocks import HeaderDecoder, Headers
-from catenary_services.http2.header_frames import HeaderFrames
 from catenary_services.http2.limits import (
     BLOCK_BYTES,
     COST_OF_CONTROL,
