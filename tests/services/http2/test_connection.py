@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hpack import Encoder
+from hpack import Decoder, Encoder, HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ from catenary_services.http2.frames import (
     settings_frame,
     window_frame,
 )
-from catenary_services.http2.header_blocks import Headers, encoded
+from catenary_services.http2.header_blocks import HeaderDecoder, Headers, encoded
 from catenary_services.http2.limits import BLOCK_BYTES, ConnectionLimits
 from catenary_services.http2.stream import ServerStream
 from shared_helpers.raw_http2 import GREETING, Frame, data
@@ -287,6 +287,41 @@ def test_the_same_block_is_read_once_as_long_as_the_table_stays(side: Side) -> N
     side.take(headers(9, encoder.encode([(b"other", b"two")])))
     assert side.take(headers(11, known))[0][2] != tuple(pairs)
     assert side.take(headers(13, encoder.encode(pairs)))[0][2] == tuple(pairs)
+
+
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from([b":path", b"grpc-timeout", b"x-a", b"authorization"])
+        | st.binary(min_size=1),
+        st.sampled_from([b"", b"/a", b"10S"]) | st.binary(),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@given(blocks=st.lists(st.tuples(HEADERS, st.booleans(), st.integers(0, 4_096)), max_size=8))
+def test_blocks_mean_what_the_encoder_of_the_library_meant(blocks: list[Any]) -> None:
+    encoder, decoder = Encoder(), HeaderDecoder(tuple, 1 << 20)
+    for pairs, packs, size in blocks:
+        encoder.header_table_size = size
+        block = encoder.encode(pairs, huffman=packs)
+        assert decoder.decode(block) == tuple((name, value) for name, value, _ in pairs)
+
+
+@given(blocks=st.lists(st.binary(max_size=30), max_size=8))
+def test_any_bytes_mean_what_the_library_takes_them_for(blocks: list[bytes]) -> None:
+    library, decoder = Decoder(), HeaderDecoder(tuple, 1 << 16)
+    for block in blocks:
+        try:
+            meant = tuple(
+                (bytes(name), bytes(value)) for name, value in library.decode(block, raw=True)
+            )
+        except (HPACKError, IndexError):
+            with pytest.raises(ConnectionViolation):
+                decoder.decode(block)
+            return
+        assert decoder.decode(block) == meant
 
 
 FLOODS = {
