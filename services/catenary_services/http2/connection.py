@@ -67,7 +67,7 @@ class ServerConnection(Generic[T]):
 
     Attributes:
         sending: What goes out.
-        last_number: The number of the last stream that was begun.
+        last_number: The number of the last stream that is served.
         control: What concerns no stream in particular.
         is_leaving: Whether new streams are turned away.
     """
@@ -107,6 +107,7 @@ class ServerConnection(Generic[T]):
         self._headers = HeaderFrames(self._take_block, self._flood_limit)
         self._reader = FrameReader(self._on_data, self._on_frame, self._headers)
         self.last_number = 0
+        self._highest = 0
         self.is_leaving = False
         self.sending.push(
             settings_frame(
@@ -163,7 +164,7 @@ class ServerConnection(Generic[T]):
 
     def _on_data(self, flags: int, number: int, data: bytes, begin: int, end: int) -> None:
         size = end - begin
-        if number == 0 or number > self.last_number:
+        if number == 0 or number > self._highest:
             raise ConnectionViolation(PROTOCOL_ERROR, "data without a stream")
         self._window -= size
         if self._window < 0:
@@ -178,7 +179,7 @@ class ServerConnection(Generic[T]):
         stream = self._streams.get(number)
         if stream is None:
             # What was on its way while the stream ended here; it takes no place.
-            self._flood_limit.spend(COST_OF_CONTROL)
+            self._flood_limit.spend(COST_OF_FRAME)
             return
         is_last = bool(flags & END_STREAM)
         if stream.has_peer_ended:
@@ -207,14 +208,15 @@ class ServerConnection(Generic[T]):
             if known.receiver is not None:
                 known.receiver.on_data(b"", 0, 0, True)
             return
-        if number <= self.last_number:
+        if number <= self._highest:
             # It may have ended here while this was on its way, but only trailers may be.
             self._flood_limit.spend(COST_OF_CONTROL)
             if not is_last:
                 raise ConnectionViolation(STREAM_CLOSED, "headers on a stream that has ended")
             return
+        self._highest = number
         if self.is_leaving:
-            return
+            return  # the farewell has told that it is not served
         self.last_number = number
         sending = self.sending
         if len(self._streams) >= self._limits.most_streams or sending.waiting_bytes > QUEUED_BYTES:
@@ -229,7 +231,7 @@ class ServerConnection(Generic[T]):
         self._opener.opened(stream, head, is_last)
 
     def _on_reset(self, flags: int, number: int, payload: bytes) -> None:
-        if number == 0 or number > self.last_number:
+        if number == 0 or number > self._highest:
             raise ConnectionViolation(PROTOCOL_ERROR, "a reset of no stream")
         if len(payload) != 4:
             raise ConnectionViolation(FRAME_SIZE_ERROR, "a reset has another length")
@@ -241,7 +243,7 @@ class ServerConnection(Generic[T]):
     def _on_window(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionViolation(FRAME_SIZE_ERROR, "a window has another length")
-        if number > self.last_number:
+        if number > self._highest:
             raise ConnectionViolation(PROTOCOL_ERROR, "a window of no stream")
         self._flood_limit.spend(COST_OF_FRAME)
         more = _word_at(payload)[0] & LARGEST_WINDOW

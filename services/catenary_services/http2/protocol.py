@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 _HIGH_WATER_BYTES = 256 * 1024
 _MOST_EARLY_PINGS = 2
+_FAREWELL_S = 5.0
+"""Seconds within which a peer must take the last of what is sent when its connection is closed."""
 
 _log = get_logger("catenary_services.http2")
 
@@ -136,6 +138,10 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
         connection, limits = self.connection, self._limits
         sending = connection.sending
         sending.now_s = now_s
+        if self.transport is None or self.transport.is_closing():
+            if now_s - self._wrote_s > _FAREWELL_S:
+                self.abort()
+            return
         if sending.is_held:
             if now_s - self._wrote_s > limits.stalled_s:
                 self.abort()
@@ -171,6 +177,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
             self.connection.is_leaving = self.connection.is_leaving and code == NO_ERROR
             self.connection.leave(code, why)
             self._flush()
+            self._wrote_s = self._loop.time()
             self.transport.close()
 
     def abort(self) -> None:

@@ -247,7 +247,9 @@ def test_streams_beyond_the_number_are_refused() -> None:
 def test_after_a_farewell_later_streams_are_not_served(side: Side) -> None:
     side.take(headers(1))
     side.connection.leave()
-    assert side.take(headers(3)) == []
+    # They were on their way, with all that belongs to them, and do the others no harm.
+    assert side.take(headers(3), data(3, b"x"), window_frame(3, 5), frame(3, 0, 3, bytes(4))) == []
+    assert side.take(data(1, b"y")) == [("data", 1, b"y", False)]
     (farewell,) = [each for each in side.sent() if each.kind == frames.GOAWAY]
     assert farewell.payload == (1).to_bytes(4, "big") + bytes(4)
 

@@ -104,11 +104,14 @@ class Call:
         if self.head.timeout_s is not None:
             self._deadline_s = connection.loop.time() + self.head.timeout_s
             self._timer = connection.loop.call_at(self._deadline_s, self._on_deadline)
-        enter = connection.server.call_authorizer.enter
         try:
+            enter = connection.server.call_authorizer.enter
             source = self._variables.run(enter, method.path, CallContext(self), connection.peer)
         except CatenaryError as error:
             self._fail(error)
+            return
+        except Exception as error:
+            self._failed(error)
             return
         self._source = source or connection.address
         if method.takes_stream:
@@ -268,13 +271,17 @@ class Call:
         except asyncio.CancelledError:
             self.end(grpc.StatusCode.CANCELLED, "the call was cancelled")
         except Exception as error:
-            if self.answer.code is grpc.StatusCode.OK:
-                _log.error("grpc_handler_failed", method=method.path, exc_info=error)
-                self.end(grpc.StatusCode.UNKNOWN, "the handler of this method failed")
-            else:  # it said itself what to answer
-                self.end(self.answer.code, self.answer.details)
+            self._failed(error)
         finally:
             self.connection.left(self)
+
+    def _failed(self, error: Exception) -> None:
+        """Ends a call of which something failed here; only the log says what."""
+        if self.answer.code is grpc.StatusCode.OK:
+            _log.error("grpc_call_failed", method=self.method.path, exc_info=error)
+            self.end(grpc.StatusCode.UNKNOWN, "the server failed to answer this call")
+        else:  # the handler said itself what to answer
+            self.end(self.answer.code, self.answer.details)
 
     def _finish(self, response: Any) -> None:
         """Ends a call with its only message."""

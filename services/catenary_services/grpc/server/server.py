@@ -25,7 +25,7 @@ MAX_CONNECTIONS = 8_192
 """The most connections to one server."""
 MOST_CALLS = 1 << 20
 """The most concurrent calls of a server, where nothing else is set."""
-_LOOK_S = 0.25
+_LOOK_S = 0.5
 _FLUSH_S = 0.2
 """Seconds within which a peer must take the last answers when the server stops."""
 _LISTENER_LIMITS = ListenerLimits(most_waiting=2_048, most_opening=128, wait_s=10.0)
@@ -175,11 +175,11 @@ class GrpcServer:
     def _look(self) -> None:
         """Looks after everything that may take too long."""
         loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_LOOK_S, self._look)  # whatever happens now
         now_s = loop.time()
         for connection in list(self._connections):
             connection.look(now_s)
         self.budget.look(now_s)
-        self._timer = loop.call_later(_LOOK_S, self._look)
 
 
 class _Refusal(asyncio.Protocol):

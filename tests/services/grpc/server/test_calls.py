@@ -256,6 +256,21 @@ async def test_a_handler_that_fails_tells_nothing_of_it(place: Place) -> None:
     assert "secret" not in (caught.value.details() or "")
 
 
+async def test_an_authorizer_that_fails_lets_nobody_in_and_harms_no_other_call(
+    place: Place,
+) -> None:
+    channel, service, server = place
+    waiting = channel.unary_unary("/t.T/Wait")(b"")
+    await until(lambda: service.told)
+    authorizer, server.call_authorizer = server.call_authorizer, None  # type: ignore[assignment]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary("/t.T/Say")(b"", timeout=30)
+    assert caught.value.code() is grpc.StatusCode.UNKNOWN
+    server.call_authorizer = authorizer
+    assert not waiting.done()
+    waiting.cancel()
+
+
 async def test_a_status_that_was_set_is_sent(place: Place) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="not yet") as caught:
         await place[0].unary_unary("/t.T/Set")(b"", timeout=30)
