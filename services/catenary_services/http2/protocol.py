@@ -158,14 +158,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
         if connection.last_number == 0 and now_s - self._began_s > limits.first_stream_s:
             self.close()
             return
-        if self._pinged_s:
-            if connection.control.pings != self._pings:
-                self._pinged_s = 0.0
-            elif now_s - self._pinged_s > limits.ping_answer_s:
-                self.abort()
-        elif now_s - self._read_s > limits.ping_after_s:
-            self._pinged_s, self._pings = now_s, connection.control.pings
-            connection.ping()
+        self._ping(now_s)
 
     def leave(self) -> None:
         """Serves no later streams, and closes once the present ones are answered."""
@@ -187,6 +180,18 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
 
     # ---- private ----
 
+    def _ping(self, now_s: float) -> None:
+        """Asks a silent peer whether it is there, and cuts off one that does not answer."""
+        connection, limits = self.connection, self._limits
+        if self._pinged_s:
+            if connection.control.pings != self._pings:
+                self._pinged_s = 0.0
+            elif now_s - self._pinged_s > limits.ping_answer_s:
+                self.abort()
+        elif now_s - self._read_s > limits.ping_after_s:
+            self._pinged_s, self._pings = now_s, connection.control.pings
+            connection.ping()
+
     def _on_ping(self) -> None:
         """Counts pings that come more often than they may while nothing is sent."""
         now_s, sent = self.connection.sending.now_s, self.connection.sending.data_sent
@@ -199,7 +204,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
         self._last_ping_s, self._sent_at_ping = now_s, sent
 
     def _violated(self, violation: ConnectionViolation) -> None:
-        _log.warning("http2_violation", peer=self.peer[0], why=violation.why)
+        _log.debug("http2_violation", peer=self.peer[0], why=violation.why)
         self.close(violation.code, violation.why)
 
     def _flush_soon(self) -> None:
