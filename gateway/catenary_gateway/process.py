@@ -277,10 +277,9 @@ class GatewayProcess:
         )
         server = create_server(security, call_policy=call_policy, max_message_bytes=limit)
         service = InferenceService(self._pipeline, self._extensions, settings.max_stream_requests)
-        oip_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
-        generation_pb2_grpc.add_GenerationServicer_to_server(
-            GenerationService(self._pipeline), server
-        )
+        generation = GenerationService(self._pipeline)
+        server.add(service, oip_grpc.add_GRPCInferenceServiceServicer_to_server)
+        server.add(generation, generation_pb2_grpc.add_GenerationServicer_to_server)
         described = (
             oip.DESCRIPTOR.services_by_name["GRPCInferenceService"],
             generation_pb2.DESCRIPTOR.services_by_name["Generation"],
@@ -297,8 +296,8 @@ class GatewayProcess:
         call_authorizer = KeyAuthorizer(self._pipeline) if authorizer is None else None
         call_policy = CallPolicy(call_authorizer, admin_longest())
         server = create_server(security, authorizer=authorizer, call_policy=call_policy)
-        admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
-        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, server)
+        server.add(self._admin_service, admin_pb2_grpc.add_AdminServicer_to_server)
+        server.add(self._scaler, externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server)
         described = (
             admin_pb2.DESCRIPTOR.services_by_name["Admin"],
             externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"],

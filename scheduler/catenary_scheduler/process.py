@@ -162,8 +162,9 @@ class SchedulerProcess:
         server = self._server = create_server(
             self._security, authorizer=self._authorizer, max_message_bytes=_LONGEST_MESSAGE_BYTES
         )
-        scheduler_pb2_grpc.add_SchedulerServicer_to_server(self._service, server)
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self, self._importer), server)
+        admin = AdminService(self, self._importer)
+        server.add(self._service, scheduler_pb2_grpc.add_SchedulerServicer_to_server)
+        server.add(admin, admin_pb2_grpc.add_AdminServicer_to_server)
         self._health = enable_health_and_reflection(server, _SERVICES)
         self.port = bind(server, settings.host, settings.port, self._security)
         await self._service.start(settings.host, settings.port_of_control)

@@ -50,9 +50,7 @@ class ListenerLimits:
     """Seconds within which the first byte must arrive and the connection must have its turn."""
 
 
-AddressInfo = tuple[
-    socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]
-]
+Address = tuple[socket.AddressFamily, str]
 MakeProtocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
 """A factory of protocols. Its argument is a function that the protocol calls once its peer is
 known, or once it is certain that there is none."""
@@ -109,32 +107,34 @@ class TcpListener:
             found = await self._loop.getaddrinfo(host or None, port, type=kind, flags=flags)
         except OSError as error:
             raise _cannot_listen(host, port, error) from error
-        bound = self.bind(host, port, found)
+        addresses = [(family, str(name)) for family, _, _, _, (name, *_) in found]
+        bound = self.bind(host, port, addresses)
         self.listen()
         return bound
 
-    def bind(self, host: str, port: int, found: Sequence[AddressInfo] | None = None) -> int:
+    def bind(self, host: str, port: int, addresses: Sequence[Address] = ()) -> int:
         """Takes the port, and returns it; for port 0 a free one is chosen.
 
         Args:
             host: The name or address to listen on.
             port: The port.
-            found: The addresses of `host`; None to look them up, which may take a while.
+            addresses: Those of `host`; without any they are looked up, which may take a while.
 
         Raises:
             Unavailable: The address is in use or does not belong to this machine.
         """
         try:
-            if found is None:
+            if not addresses:
                 kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
                 found = socket.getaddrinfo(host or None, port, type=kind, flags=flags)
-            for family, _, _, _, (name, *_) in dict.fromkeys(found):
+                addresses = [(family, str(name)) for family, _, _, _, (name, *_) in found]
+            for family, name in dict.fromkeys(addresses):
                 # All addresses of one name are listened on at the port that the first one got.
                 chosen = self._sockets[0].getsockname()[1] if self._sockets else port
                 # "::" stands for all addresses, unless IPv4 is listened on by itself.
-                both = name == "::" and len(found) == 1 and socket.has_dualstack_ipv6()
+                both = name == "::" and len(addresses) == 1 and socket.has_dualstack_ipv6()
                 listening = socket.create_server(
-                    (str(name), chosen), family=family, backlog=BACKLOG, dualstack_ipv6=both
+                    (name, chosen), family=family, backlog=BACKLOG, dualstack_ipv6=both
                 )
                 listening.setblocking(False)
                 self._sockets.append(listening)

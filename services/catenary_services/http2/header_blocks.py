@@ -91,7 +91,8 @@ class HeaderDecoder(Generic[T]):
 
     def _fields(self, block: bytes) -> Headers:
         """Returns the headers in a block. Raises an IndexError where it ends too soon."""
-        table, fields, at, size = self._table, [], 0, 0
+        fields: list[tuple[bytes, bytes]] = []
+        table, at, size = self._table, 0, 0
         while at < len(block):
             first = block[at]
             if first & 0x80:

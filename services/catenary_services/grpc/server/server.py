@@ -80,6 +80,10 @@ class GrpcServer:
         """The number of connections."""
         return len(self._connections)
 
+    def add(self, servicer: object, register: Callable[[Any, Any], None]) -> None:
+        """Adds a servicer by the function that was generated for its service."""
+        register(servicer, self)
+
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """Adds the handlers of a service."""
         self.methods.add(handlers)
