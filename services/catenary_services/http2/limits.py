@@ -37,7 +37,7 @@ class ConnectionLimits:
     """Bytes that a stream may carry before anybody asks for more."""
     idle_s: float = 600.0
     """Seconds without a stream after which a connection ends."""
-    first_stream_s: float = 15.0
+    first_stream_s: float = 60.0
     """Seconds within which the first stream must begin."""
     ping_after_s: float = 30.0
     """Seconds of silence after which the peer is asked whether it is there."""

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from catenary_services import errors
-from catenary_services.errors import CatenaryError, InvalidInput, InvalidMessage
+from catenary_services.errors import CatenaryError, InvalidInput
 from catenary_services.grpc.error_details import public_message
 from catenary_services.grpc.error_tables import grpc_code, trailing_metadata
 from catenary_services.grpc.server.answer_writer import AnswerWriter
@@ -243,7 +243,7 @@ class Call:
 
     def _serve_message(self, raw: bytes) -> None:
         self.connection.unheard.pop(self, None)
-        self._serve_soon(self._parsed(raw))
+        self._serve_soon(self.method.request_in(raw))
 
     def _serve_soon(self, request: Any) -> None:
         loop = self.connection.loop
@@ -297,26 +297,6 @@ class Call:
             answer.only_message(raw)
         self._close()
 
-    def _parsed(self, raw: bytes) -> Any:
-        """Returns the message in some bytes.
-
-        Raises:
-            InvalidInput: There is none in them.
-            InvalidMessage: A message of a stream breaks its rules.
-        """
-        if self.method.parse is None:
-            return raw
-        try:
-            message = self.method.parse(raw)
-        except Exception as error:  # kinds of exceptions differ between implementations of protobuf
-            raise InvalidInput("request", "is not a message of this method") from error
-        if isinstance(message, InvalidMessage):
-            if self.method.takes_stream:
-                raise message
-            # The caller may be a person, who is told as for any other wrong input.
-            raise InvalidInput(message.field, message.message.partition(": ")[2])
-        return message
-
     # ---- streams ----
 
     async def _messages(self) -> AsyncIterator[Any]:
@@ -328,7 +308,7 @@ class Call:
         while True:
             incoming = self._incoming
             if incoming is not None and incoming.complete:
-                return self._parsed(incoming.take())
+                return self.method.request_in(incoming.take())
             if self._stream.has_peer_ended or self.is_over:
                 return grpc.aio.EOF
             await self._woken()

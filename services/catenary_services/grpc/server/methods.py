@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from catenary_services.errors import InvalidInput, InvalidMessage
 from catenary_services.rules.checking import checked
 
 CONTROL_BYTES = 1 << 20
@@ -34,6 +35,26 @@ class ServedMethod:
     """The longest message that is accepted."""
     empty: Callable[[], Any] | None
     """Makes the request if its type has no fields, so that none needs to be read."""
+
+    def request_in(self, raw: bytes) -> Any:
+        """Returns the message in some bytes.
+
+        Raises:
+            InvalidInput: There is none in them.
+            InvalidMessage: A message of a stream breaks its rules.
+        """
+        if self.parse is None:
+            return raw
+        try:
+            message = self.parse(raw)
+        except Exception as error:  # kinds of exceptions differ between implementations of protobuf
+            raise InvalidInput("request", "is not a message of this method") from error
+        if isinstance(message, InvalidMessage):
+            if self.takes_stream:
+                raise message
+            # The caller may be a person, who is told as for any other wrong input.
+            raise InvalidInput(message.field, message.message.partition(": ")[2])
+        return message
 
 
 class MethodTable:

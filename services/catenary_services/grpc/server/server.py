@@ -71,6 +71,7 @@ class GrpcServer:
         self.most_connections = most_connections
         self._connections: dict[CallConnection, None] = {}
         self._listeners: list[TcpListener] = []
+        self._refused = 0
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self._moved = asyncio.Event()
@@ -171,7 +172,7 @@ class GrpcServer:
     def _connected(self, settled: Callable[[], None]) -> asyncio.BaseProtocol:
         if len(self._connections) >= self.most_connections:
             settled()
-            _log.warning("grpc_connections_full", most=self.most_connections)
+            self._refused += 1
             return _Refusal()
         protocol: ConnectionProtocol[RequestHead] = ConnectionProtocol(self, self.limits, settled)
         return protocol
@@ -184,6 +185,9 @@ class GrpcServer:
         for connection in list(self._connections):
             connection.look(now_s)
         self.budget.look(now_s)
+        if self._refused:
+            refused, self._refused = self._refused, 0
+            _log.warning("connections_dropped", count=refused, most=self.most_connections)
 
 
 class _Refusal(asyncio.Protocol):
