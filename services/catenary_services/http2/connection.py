@@ -51,7 +51,7 @@ _word_at = WORD.unpack_from
 
 
 class StreamOpener(Protocol[T]):
-    """Who takes new streams."""
+    """The one who takes new streams of a connection."""
 
     def parse(self, headers: Headers) -> T | StreamViolation:
         """Returns what the headers of a stream mean, or what is wrong with them."""
@@ -63,7 +63,7 @@ class StreamOpener(Protocol[T]):
 
 
 class ServerConnection(Generic[T]):
-    """What arrives on one connection.
+    """The receiving half of one connection.
 
     Attributes:
         sending: What goes out.

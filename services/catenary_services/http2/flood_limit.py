@@ -1,4 +1,4 @@
-"""What a peer may cost while nothing gets done: a bucket that fills with time and with work."""
+"""A limit on what a peer costs while nothing gets done: a bucket that time and work fill."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class HeaderFrames:
 
 
 class FrameReader:
-    """What has arrived and is no whole frame yet."""
+    """The reader of one connection, which keeps what is no whole frame yet."""
 
     __slots__ = ("_has_preface", "_headers", "_on_data", "_on_frame", "_rest")
 

@@ -6,7 +6,7 @@ import struct
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first."""
+"""The first bytes of every client."""
 HEAD_BYTES: Final = 9
 """Bytes of a frame before its payload."""
 FRAME_BYTES: Final = 16_384
@@ -56,7 +56,7 @@ _SETTING: Final = struct.Struct(">HI")
 
 
 class ConnectionViolation(Exception):  # noqa: N818 - it is the peer's, not ours
-    """What a peer may not do, and what ends its connection."""
+    """A peer did what ends its connection."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -65,7 +65,7 @@ class ConnectionViolation(Exception):  # noqa: N818 - it is the peer's, not ours
 
 
 class StreamViolation(Exception):  # noqa: N818
-    """What a peer may not do, and what ends one stream."""
+    """A peer did what ends one stream."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)

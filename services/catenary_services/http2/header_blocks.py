@@ -29,7 +29,7 @@ _SMALL = 0x7F
 _TABLE_BYTES = 4_096
 """The size of the dynamic table that HTTP/2 has where no setting says otherwise."""
 _FIELD_OVERHEAD = 32
-"""What HTTP/2 counts for each header beside name and value."""
+"""Bytes that HTTP/2 counts for each header beside name and value."""
 
 
 class _NotedTable(HeaderTable):

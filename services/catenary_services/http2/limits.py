@@ -1,4 +1,4 @@
-"""What one peer may do on one connection, and for how long it may do nothing."""
+"""Limits on what one peer does on one connection, and on how long it does nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ QUEUED_BYTES: Final = 64 * 1024 * 1024
 """Bytes of answers that wait for a peer; with more, its new calls are refused."""
 
 FLOOD_BURST: Final = 10_000
-"""What a peer may cost without letting anything get done."""
+"""The most that a peer may cost without letting anything get done."""
 FLOOD_PER_S: Final = 2_000
 DATA_GIVES_BACK: Final = 4
-"""What every frame of data in either direction gives back."""
+"""The amount that every frame of data in either direction gives back."""
 COST_OF_CONTROL: Final = 10
-"""Of a frame for which something has to be done: a reset, a setting, a ping."""
+"""The cost of a frame for which something has to be done: a reset, a setting, a ping."""
 COST_OF_FRAME: Final = 1
-"""Of a frame that moves nothing: a window, a priority, an empty piece of data."""
+"""The cost of a frame that moves nothing: a window, a priority, an empty piece of data."""
 
 
 @dataclass(frozen=True, slots=True)

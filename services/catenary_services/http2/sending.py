@@ -31,7 +31,7 @@ _COPIED_BYTES = 16_384
 
 
 class FrameSender:
-    """What goes out on one connection.
+    """The sending half of one connection.
 
     Attributes:
         out: What is ready to be written.

@@ -9,7 +9,7 @@ Piece = bytes | memoryview
 
 
 class StreamReceiver(Protocol):
-    """Who gets what arrives on a stream."""
+    """The one who gets what arrives on a stream."""
 
     def on_data(self, data: bytes, begin: int, end: int, is_last: bool) -> None:
         """Takes the bytes of `data` from `begin` to `end`; nothing follows the last ones."""

@@ -23,7 +23,7 @@ _JOINED_BYTES = 16 * 1024
 
 
 class AnswerWriter:
-    """What is sent on the stream of one call.
+    """The writer of all that is sent on the stream of one call.
 
     Attributes:
         initial: The metadata of the headers.

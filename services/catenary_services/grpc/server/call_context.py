@@ -19,7 +19,7 @@ _log = get_logger("catenary_services.grpc")
 
 
 class CallContext(grpc.aio.ServicerContext[Any, Any]):
-    """What a handler may ask and say of the call that it serves."""
+    """The context through which a handler asks and answers its caller."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""What a server demands of calls: who may make them, and how long their messages may be."""
+"""The demands of a server on calls: who may make them, and how long their messages may be."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class CallConnection:
 
     @cached_property
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """What the handshake told of the other side, by gRPC's names."""
+        """The facts that the handshake told of the other side, by gRPC's names."""
         transport = self._protocol.transport
         connection = None if transport is None else transport.get_extra_info("ssl_object")
         if connection is None:

@@ -20,7 +20,7 @@ PREFIX_BYTES = 5
 
 
 class IncomingMessages:
-    """What has arrived of the messages of a call.
+    """The part of a call's messages that has arrived.
 
     Attributes:
         complete: Messages that nobody has taken yet.

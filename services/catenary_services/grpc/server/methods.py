@@ -24,7 +24,7 @@ class ServedMethod:
 
     path: str
     behaviour: Callable[[Any, Any], Any]
-    """What answers: a coroutine function, an asynchronous generator, or a plain function."""
+    """The function that answers: a coroutine function, an asynchronous generator, or a plain function."""
     parse: Callable[[bytes], Any] | None
     """Makes a message of its bytes; None if the bytes are the message."""
     serialize: Callable[[Any], bytes] | None
@@ -110,7 +110,7 @@ class MethodTable:
 
 
 class _CallDetails(grpc.HandlerCallDetails):
-    """What handlers are asked by, before any call."""
+    """The question to handlers, which are asked before any call."""
 
     def __init__(self, method: str) -> None:
         self.method = method

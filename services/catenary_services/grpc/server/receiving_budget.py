@@ -27,7 +27,7 @@ LONGEST_S = 60.0
 _STARVED_S = 1.0
 """Seconds that a message may wait for room because of others, before the largest holder is cut."""
 _MOST_WAITING = 4
-"""How many times what it may hold a source may have waiting."""
+"""The number of times that a source may have waiting what it may hold."""
 _LONGEST_QUEUE = 2_048
 _RETRY_NS = 1_000_000_000
 

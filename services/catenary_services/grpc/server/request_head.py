@@ -34,7 +34,7 @@ _TOKEN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-.")
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What the headers of a call say."""
+    """The content of the headers of a call."""
 
     path: str = ""
     """The method, as in "/package.Service/Method"."""
@@ -42,13 +42,13 @@ class RequestHead:
     timeout_s: float | None = None
     """Seconds until the caller gives up."""
     encoding: str = "identity"
-    """How messages may be compressed."""
+    """The way in which messages may be compressed."""
     http_status: int = 200
     """Another number where this is no call of gRPC."""
     size_bytes: int = field(default=0)
     """Bytes of all headers, as HTTP/2 counts them."""
     wrong: str = ""
-    """What gRPC does not accept; "" if nothing."""
+    """The part that gRPC does not accept; "" if there is none."""
 
 
 def head_of(headers: Headers) -> RequestHead | StreamViolation:

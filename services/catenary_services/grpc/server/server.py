@@ -30,7 +30,7 @@ _FLUSH_S = 0.2
 """Seconds within which a peer must take the last answers when the server stops."""
 _LISTENER_LIMITS = ListenerLimits(most_waiting=2_048, most_opening=128, wait_s=10.0)
 _FIRST_BYTE = b"P"
-"""Of what a client of HTTP/2 sends first."""
+"""The beginning of all that clients of HTTP/2 send."""
 
 _log = get_logger("catenary_services.grpc")
 
@@ -191,7 +191,7 @@ class GrpcServer:
 
 
 class _Refusal(asyncio.Protocol):
-    """What a connection too many gets."""
+    """The protocol of a connection too many."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
