@@ -24,7 +24,7 @@ class ServedMethod:
 
     path: str
     behaviour: Callable[[Any, Any], Any]
-    """The function that answers: a coroutine function, an asynchronous generator, or a plain function."""
+    """The function that answers: of coroutines, an asynchronous generator, or a plain one."""
     parse: Callable[[bytes], Any] | None
     """Makes a message of its bytes; None if the bytes are the message."""
     serialize: Callable[[Any], bytes] | None
