@@ -23,8 +23,10 @@ from catenary_services.http2.frames import (
 Headers = Sequence[tuple[bytes, bytes]]
 T = TypeVar("T")
 
-_MOST_KNOWN = 64
-_LONGEST_KNOWN_BYTES = 1_024
+_MOST_KNOWN = 8
+"""The most blocks that a connection remembers; there are thousands of connections."""
+_LONGEST_KNOWN_BYTES = 2_048
+"""The longest list of headers that is remembered, and the longest block."""
 _SMALL = 0x7F
 _TABLE_BYTES = 4_096
 """The size of the dynamic table that HTTP/2 has where no setting says otherwise."""
@@ -78,19 +80,26 @@ class HeaderDecoder(Generic[T]):
             return known
         before = self._table.changes
         try:
-            made = self._parse(self._fields(block))
+            fields, size = self._fields(block)
+            made = self._parse(fields)
         except (HPACKError, IndexError):
             raise ConnectionViolation(COMPRESSION_ERROR, "the headers cannot be read") from None
         if self._table.changes != before:
             self._known.clear()
-        elif len(block) <= _LONGEST_KNOWN_BYTES:
+        elif size <= _LONGEST_KNOWN_BYTES >= len(block):
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[block] = made
         return made
 
-    def _fields(self, block: bytes) -> Headers:
-        """Returns the headers in a block. Raises an IndexError where it ends too soon."""
+    def _fields(self, block: bytes) -> tuple[Headers, int]:
+        """Returns the headers in a block, and their size.
+
+        Raises:
+            ConnectionViolation: They are too large.
+            HPACKError: They cannot be read.
+            IndexError: The block ends too soon.
+        """
         fields: list[tuple[bytes, bytes]] = []
         table, at, size = self._table, 0, 0
         while at < len(block):
@@ -117,7 +126,7 @@ class HeaderDecoder(Generic[T]):
             if size > self._longest_list_bytes:
                 raise ConnectionViolation(ENHANCE_YOUR_CALM, "the headers are too large")
             fields.append((name, value))
-        return fields
+        return fields, size
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:

@@ -326,6 +326,18 @@ def test_any_bytes_mean_what_the_library_takes_them_for(blocks: list[bytes]) -> 
         assert decoder.decode(block) == meant
 
 
+def test_few_blocks_are_remembered_and_no_large_ones() -> None:
+    decoder = HeaderDecoder(list, 1 << 16)
+    small = [encoded([(b"x", b"%d" % number)]) for number in range(100)]
+    large = encoded([(b"x", bytes(3_000))])
+    assert decoder.decode(small[0]) is decoder.decode(small[0])
+    assert decoder.decode(large) is not decoder.decode(large)
+    first = decoder.decode(small[0])
+    for block in small:
+        decoder.decode(block)
+    assert decoder.decode(small[0]) is not first
+
+
 FLOODS = {
     "resets": lambda number: headers(number) + frame(3, 0, number, bytes(4)),
     "settings": lambda _: settings_frame({frames.INITIAL_WINDOW_SIZE: 1000}),
