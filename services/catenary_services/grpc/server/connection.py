@@ -11,7 +11,6 @@ import grpc
 
 from catenary_services.errors import DeadlineExceeded
 from catenary_services.grpc.server.call import Call
-from catenary_services.grpc.server.call_policy import address_of
 from catenary_services.grpc.server.compression import ENCODINGS
 from catenary_services.grpc.server.methods import ServedMethod
 from catenary_services.grpc.server.request_head import RequestHead, head_of
@@ -140,7 +139,7 @@ class CallConnection:
     @cached_property
     def address(self) -> str:
         """The address of the other side, as gRPC writes it."""
-        return address_of(self.peer)
+        return self.peer.rpartition(":")[0]
 
     @cached_property
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
