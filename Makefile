@@ -8,9 +8,11 @@ RUNNABLE := $(VENV)/.runnable
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 DOCS := .venv-docs/.installed
+ENGINES := .venv-engines
+PEERS := $(if $(ONLY),$(ONLY),$(patsubst requirements/peers/%.txt,%,$(wildcard requirements/peers/*.txt)))
 CLIENTS := $(if $(ONLY),$(ONLY),$(patsubst requirements/ecosystem/%.txt,%,$(wildcard requirements/ecosystem/*.txt)))
 
-.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem chaos fuzz bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem peers chaos fuzz bench bench-peers deploy-check deploy-schema sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -79,6 +81,14 @@ test-system: $(NATIVE) $(TOOLS) ## real processes, killed and restarted; takes l
 test-browser: $(NATIVE) $(TOOLS) ## the dashboard in a headless Chromium; pictures in build/screenshots (QUICK=1: the page alone)
 	$(BIN)/pytest -m system --timeout 600 tests/system/dashboard/test_dashboard_page.py tests/system/dashboard/test_asking_page.py $(if $(QUICK),,tests/system/dashboard/test_dashboard.py)
 
+engines: $(ENGINES)/llama_server/.installed $(ENGINES)/vllm/.installed ## llama-server and vLLM, each in a virtual environment of its own
+
+# Three packages that come along with vLLM do not fit its torch.
+$(ENGINES)/%/.installed: requirements/engines/%.txt $(STAMP)
+	requirements/environment.sh $(VENV) $< $(@D)
+	$(BIN)/pip --python $(@D)/bin/python -q uninstall -y torchvision torchaudio torchcodec
+	touch $@
+
 # ONLY="openai llm" narrows it to these; RECORD=1 writes down what they do (docs/clients.md) instead of comparing.
 ecosystem: $(NATIVE) $(CLIENTS:%=.venv-ecosystem/%/.installed) ## clients that others wrote, unmodified, against a cluster
 	$(if $(RECORD),CATENARY_RECORD=1) $(BIN)/pytest -m ecosystem --timeout 900 \
@@ -86,7 +96,7 @@ ecosystem: $(NATIVE) $(CLIENTS:%=.venv-ecosystem/%/.installed) ## clients that o
 	$(if $(RECORD),$(BIN)/python -m docs_build.client_tables)
 
 .venv-ecosystem/%/.installed: requirements/ecosystem/%.txt $(STAMP)
-	requirements/client.sh $(VENV) $< .venv-ecosystem/$*
+	requirements/environment.sh $(VENV) $< .venv-ecosystem/$*
 	touch $@
 
 # What tests drive from outside sees the packages of the main environment, never the reverse.
@@ -119,8 +129,19 @@ chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MI
 fuzz: $(NATIVE) $(TOOLS) ## schemathesis against /openapi.json of a small cluster: no errors of the server (SEED=, MINUTES=10)
 	PYTHONPATH=tests/support $(BIN)/python tests/system/fuzz.py --seed $(SEED) --minutes $(or $(MINUTES),10)
 
-bench: $(NATIVE) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
+bench: $(NATIVE) $(if $(QUICK),,$(ENGINES)/llama_server/.installed) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--out docs/benchmarks.json)
+
+peers: $(PEERS:%=.venv-peers/%/.installed) ## environments of the servers that bench-peers compares with, 1 GB (ONLY="triton ray": these)
+
+.venv-peers/%/.installed: requirements/peers/%.txt $(STAMP)
+	requirements/environment.sh $(VENV) $< .venv-peers/$*
+	touch $@
+
+# ARGS="--rounds 5 --seed 2"; QUICK=1 ARGS="--only triton catenary --models tiny" tries a part.
+bench-peers: $(NATIVE) ## Catenary beside the servers of `make peers`, 12 minutes of a quiet machine (QUICK=1: one round, no record)
+	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick,--out docs/peers.json) $(ARGS)
+	$(if $(QUICK),,$(BIN)/python -m docs_build.truth)
 
 # The short form leaves the documents alone: its numbers are not worth keeping.
 # The chains come first: without the whole trace (CATENARY_TRACES) their long form stops at once.
@@ -193,4 +214,4 @@ compose-down: ## stops it; PURGE=1 also removes its volumes
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-peers .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

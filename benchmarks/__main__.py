@@ -34,8 +34,12 @@ MODULES = {
     "migration": "benchmarks.generation.migration",
     "cache_growth": "benchmarks.generation.cache_growth",
     "generation": "benchmarks.generation.generation",
+    "guesses": "benchmarks.generation.guesses",
+    "engines": "benchmarks.generation.engines",
 }
 """Every bench by its name, in the order they are run and recorded in."""
+LONG = frozenset({"engines", "guesses"})
+"""Benches that take minutes even with few repeats: the short form runs them only by name."""
 
 
 def main() -> None:
@@ -54,7 +58,8 @@ def main() -> None:
     everything = []
     if not arguments.json:
         print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.machine()}")
-    for name in arguments.modules or MODULES:
+    usual = [each for each in MODULES if not (arguments.quick and each in LONG)]
+    for name in arguments.modules or usual:
         figures = importlib.import_module(MODULES[name]).run(arguments.quick)
         everything += figures
         if arguments.out is not None:

@@ -1,9 +1,9 @@
 """Result pages rendered from committed records (`make truth`), or compared with them (CHECK=1).
 
 A page is the template of its name in `docs_build/truth_pages`, filled in from the records in
-`docs/results/*.json` (see `lab/catenary_lab/scenarios/record.py`) and `docs/benchmarks.json`. A
-page holds no age, because every commit would change it. It names commit and date, `make truth`
-prints the ages, and the site adds them when it is built.
+`docs/results/*.json` (see `lab/catenary_lab/scenarios/record.py`), `docs/benchmarks.json` and
+`docs/peers.json`. A page holds no age, because every commit would change it. It names commit and
+date, `make truth` prints the ages, and the site adds them when it is built.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from catenary_lab.scenarios.figures import ENVIRONMENT, WORDS, Figures, judged
 from catenary_lab.scenarios.record import picture_digest, report_of, sealed, settings_of
 from catenary_lab.scenarios.schema import expectations_of
 from docs_build.gpu_days import days
+from docs_build.peers import peers_page
 from docs_build.truth_settings import named_today, unlike_deployment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +48,7 @@ _LONG = "its long form took over 200 s on a busy machine; not run since records 
 UNMEASURED = {
     "sampling": _LONG,
     "migration": _LONG,
+    "engines": "this machine was never quiet for as long as it takes",
 }
 """Benches without a record, with the reason."""
 
@@ -100,13 +102,17 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
 
     shared: dict[str, Any] = {"section": section, "bench": bench, "figure": figure, "facts": found}
     shared["days"] = days(root)
+    if (compared := peers_page(root)) is not None:
+        told = f"{compared.how} Measured {_made(compared.record['made'])}."
+        shared |= {"peer_targets": _table(compared.figures), "peer_origin": f"*{told}*"}
+    shared["peers"] = compared
     shared |= {word: partial(of_record, word) for word in WORDS}
-    made = {}
+    texts = {}
     for template in sorted(TEMPLATES.glob("*.md")):
         place = Path("docs") / ("" if template.stem == "benchmarks" else "results") / template.name
         text = template.read_text("utf-8")
-        made[place] = ENVIRONMENT.from_string(text, globals=shared).render()
-    return made
+        texts[place] = ENVIRONMENT.from_string(text, globals=shared).render()
+    return texts
 
 
 def problems(root: Path = ROOT) -> Iterator[str]:
@@ -192,9 +198,12 @@ def ages(root: Path = ROOT) -> dict[str, int]:
 
 
 def everything(root: Path = ROOT) -> dict[str, dict[str, Any]]:
-    """Returns records of scenarios by name, of benches as `bench NAME`, of days as `GPU NAME`."""
+    """Returns records of scenarios by name, and others as `bench NAME`, `GPU NAME` and `peers`."""
     of_benches = {f"bench {name}": each for name, each in benches(root).items()}
-    return records(root) | of_benches | {f"GPU {name}": d.record for name, d in days(root).items()}
+    of_days = {f"GPU {name}": day.record for name, day in days(root).items()}
+    compared = peers_page(root)
+    of_peers = {"peers": compared.record} if compared is not None else {}
+    return records(root) | of_benches | of_days | of_peers
 
 
 def _commit(record: Record) -> str:
@@ -204,7 +213,8 @@ def _commit(record: Record) -> str:
 def is_timed(record: Record) -> bool:
     """Returns True for a record of real processes or times, which files do not determine."""
     settings = record["settings"]
-    timed = settings.get("kind") in ("live", "live_plans", "overhead", "planner_scaling", "gpu")
+    kinds = ("live", "live_plans", "overhead", "planner_scaling", "gpu", "peers")
+    timed = settings.get("kind") in kinds
     return "figures" in record or "live" in settings or timed
 
 

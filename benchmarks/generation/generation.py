@@ -14,7 +14,7 @@ import re
 import statistics
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -55,7 +55,17 @@ class Stream:
 class Cluster:
     """A local cluster that serves one model over `agents` agents."""
 
-    def __init__(self, name: str, model: str, agents: int) -> None:
+    def __init__(self, name: str, model: str, agents: int, *, guesses: bool = False) -> None:
+        """Describes a cluster.
+
+        Args:
+            name: The name of its folder.
+            model: The model.
+            agents: Number of agents.
+            guesses: Whether agents guess tokens, as they do by default. The cost of a token shows
+                without only, for prompts of arbitrary tokens make answers repeat themselves.
+        """
+        options = {"threads": THREADS} if guesses else {"threads": THREADS, "draft_tokens": 0}
         self.model = model
         self.agents = agents
         data_dir = data_dir_of(name)
@@ -70,7 +80,7 @@ class Cluster:
                 grpc_port=0,
                 http_port=0,
                 data_dir=data_dir,
-                extra={"agent": {"threads": THREADS}},
+                extra={"agent": options},
             )
         )
         self._channel: grpc.aio.Channel | None = None
@@ -86,18 +96,30 @@ class Cluster:
             await self._channel.close()
         await self._cluster.stop()
 
+    def generate(
+        self,
+        prompt: list[int],
+        sampling: generation_pb2.SamplingParameters,
+        *,
+        timed: bool = False,
+    ) -> AsyncIterable[generation_pb2.GenerateResponse]:
+        """Returns the responses to one request."""
+        assert self._channel is not None
+        request = generation_pb2.GenerateRequest(
+            model=self.model, token_ids=prompt, sampling=sampling, timings=timed
+        )
+        responses: AsyncIterable[generation_pb2.GenerateResponse] = (
+            generation_pb2_grpc.GenerationStub(self._channel).Generate(request, timeout=300)
+        )
+        return responses
+
     async def stream(self, tokens: int, *, timed: bool = False, grammar: str = "") -> Stream:
         """Generates `tokens` tokens in one session, which `grammar` must not end before."""
-        assert self._channel is not None
-        stub = generation_pb2_grpc.GenerationStub(self._channel)
         sampling = generation_pb2.SamplingParameters(
             max_tokens=tokens, ignore_eos=True, grammar=grammar
         )
-        request = generation_pb2.GenerateRequest(
-            model=self.model, token_ids=PROMPT, sampling=sampling, timings=timed
-        )
         seen, started = Stream(), time.perf_counter()
-        async for response in stub.Generate(request, timeout=300):
+        async for response in self.generate(PROMPT, sampling, timed=timed):
             now = time.perf_counter() - started
             seen.seconds += [now] * len(response.token_ids)
             for timing in response.timings:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 import msgspec
 
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
+from catenary_services.domain.model import ENGINE_OF
 from catenary_services.errors import CatenaryError, NotSupported
 from catenary_services.models.model_repository import PRECISIONS, TARGETS, ModelRepository
 from catenaryd.shared_options import MODEL_REPOSITORY
@@ -44,6 +46,26 @@ _OPTIONS = (
         default="both",
         show_default=True,
         help="Agents that are to run it. gpu: no graph is made, nothing is computed.",
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(sorted(ENGINE_OF)),
+        help="Import for this engine alone: agents that have it serve the model whole, of any "
+        "family; the others do not.",
+    ),
+    click.option(
+        "--keep-gguf",
+        is_flag=True,
+        help="Keep a GGUF file beside the blocks made of it: agents with llama-server serve it, "
+        "too.",
+    ),
+    click.option(
+        "--adapter",
+        "adapters",
+        multiple=True,
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter as PEFT writes it, served by vLLM as MODEL:NAME; several times for "
+        "several.",
     ),
     click.option("--copy", is_flag=True, help="Copy the weights where they could be linked."),
     click.option(
@@ -157,6 +179,9 @@ def _bring(
         version=options["version"],
         precision=options["precision"],
         target=options["target"],
+        engine=options["engine"] or "",
+        keeps_gguf=options["keep_gguf"],
+        adapters=_adapters(options["adapters"]),
         copies=options["copy"],
         session_tokens=options["session_tokens"],
         slo_ns=round(slo_ms * NANOSECONDS_PER_MILLISECOND) if slo_ms else 0,
@@ -166,6 +191,17 @@ def _bring(
     )
     repository = ModelRepository(options["model_repository"])
     return bring(repository, source_of(source, options["file"]), wanted, show)
+
+
+def _adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Returns the folders of adapters by their names."""
+    found = {}
+    for each in given:
+        name, _, folder = each.partition("=")
+        if not name or not folder or name in found:
+            raise click.BadParameter(f"{each!r} is not NAME=FOLDER", param_hint="--adapter")
+        found[name] = Path(folder)
+    return found
 
 
 def _tell_steps(source: str, options: dict[str, Any]) -> NoReturn:
@@ -200,7 +236,7 @@ def _tell_steps(source: str, options: dict[str, Any]) -> NoReturn:
 def _print_sizes(
     repository: ModelRepository, key: ModelKey, options: dict[str, Any], as_json: bool
 ) -> None:
-    if repository.manifest(key).platform != "decoder":
+    if not repository.manifest(key).generates_text:
         raise NotSupported(f"{key} is in the repository; it is no language model, which has sizes")
     table = repository.decoder_table(key)
     weights = table.weight_bytes(0, table.blocks)

@@ -33,7 +33,7 @@ def is_prepared(root: Path, model: str) -> bool:
         key = repository.resolve(model)
         table = repository.block_table(key)
         # A model that was prepared by an earlier release has no kernels.
-        return bool(table.kernels) or repository.manifest(key).platform == "decoder"
+        return bool(table.kernels) or repository.manifest(key).generates_text
     return False
 
 

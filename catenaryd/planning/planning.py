@@ -92,7 +92,7 @@ plan_group.add_command(groups)
     type=click.FloatRange(min=0, min_open=True),
     default=DEFAULT_TIME_LIMIT_S,
     show_default=True,
-    help="Seconds for HiGHS.",
+    help="Seconds for the plan, or for the reason why there is none.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
 def pools(

@@ -10,11 +10,13 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from catenary_agent.decoders.importing.adapters import add_adapters
+from catenary_agent.decoders.importing.engine_models import import_engine_model, keep_gguf
 from catenary_agent.decoders.importing.import_worker import check_config
 from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_agent.encoders.importing import EncoderOptions, import_encoder, is_encoder
 from catenary_services.domain.ids import ModelKey
-from catenary_services.errors import Unavailable
+from catenary_services.errors import InvalidInput, Unavailable
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.models.source_record import SOURCE_FORMAT, SourceFileRecord, SourceRecord
 from catenary_services.models.staging import staged
@@ -31,6 +33,7 @@ from catenaryd.sources.versions import PullOptions, key_of, known_offline
 _TRY_S = 1.0
 _TRY_BYTES = 8 << 20
 _TOLD_S = 0.5
+_ENGINE_FORMS = {"vllm": ModelForm.SAFETENSORS, "llama_server": ModelForm.GGUF}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ def bring(
     if source.kind is SourceKind.FILE and folder.is_file():
         folder, wanted = folder.parent, folder.name
     chosen = choose(listing.files, wanted, source.text)
+    _check_form(chosen, options)
     if not listing.revision:
         listing = replace(listing, revision=revision_of(chosen.files))
     key, is_there = key_of(repository, listing, options)
@@ -81,6 +85,18 @@ def _listed(source: ModelSource, options: PullOptions) -> SourceListing:
     from catenaryd.sources.file_systems import list_file_system
 
     return list_file_system(source)
+
+
+def _check_form(chosen: ChosenFiles, options: PullOptions) -> None:
+    """Refuses what an engine does not read, before it is fetched."""
+    reads = _ENGINE_FORMS.get(options.engine)
+    if reads is not None and chosen.form is not reads:
+        text = f"{options.engine} reads {reads}, and {chosen.main} is {chosen.form}: name a file"
+        raise InvalidInput("engine", text)
+    if options.adapters and options.engine != "vllm":
+        raise InvalidInput("adapters", "are for models that vLLM alone serves (--engine vllm)")
+    if options.keeps_gguf and chosen.form is not ModelForm.GGUF:
+        raise InvalidInput("keep_gguf", f"{chosen.main} is no GGUF file")
 
 
 def _there(key: ModelKey, size: int, tell: Tell) -> PulledModel:
@@ -121,7 +137,8 @@ class ModelImport:
                 download.drop()
 
     def _check_room(self, missing: int) -> None:
-        check_room(self.repository, missing, self.chosen, self.options.target)
+        target = "gpu" if self.options.engine else self.options.target
+        check_room(self.repository, missing, self.chosen, target)
 
     def _announce(self, to_come: str) -> None:
         text = announcement(self.listing, self.chosen, self.key, to_come)
@@ -149,6 +166,8 @@ class ModelImport:
         records = {}
         for file in sorted(self.chosen.files, key=lambda each: each.size):
             records[file.path] = download.bring(file, came)
+            if self.options.engine:
+                continue  # it decides itself what it serves
             if file.path == "config.json" and not is_encoder(download.files):
                 check_config(download.files, self._decoder_options())
         return records
@@ -161,17 +180,30 @@ class ModelImport:
         )
         slo_ns = self.options.slo_ns or USUAL_SLO_NS
         with staged(self.repository, key) as made:
-            if chosen.form is ModelForm.SAFETENSORS and is_encoder(folder):
+            is_plain = not self.options.engine
+            if is_plain and chosen.form is ModelForm.SAFETENSORS and is_encoder(folder):
                 import_encoder(made, folder, key, EncoderOptions(slo_ns=slo_ns), self._importing)
             elif chosen.form in (ModelForm.SAFETENSORS, ModelForm.GGUF):
                 place = folder / chosen.main if chosen.form is ModelForm.GGUF else folder
-                import_decoder(made, place, key, self._decoder_options(), self._importing)
+                self._make_decoder(made, place)
             else:
                 self._importing("cutting it into blocks")
                 import_graph(made, folder, chosen, key, slo_ns)
             made.write_source(key, record)
         if self.repository.source(key) != record:
             raise Unavailable(f"{key} was imported by somebody else meanwhile")
+
+    def _make_decoder(self, made: ModelRepository, place: Path) -> None:
+        """Makes a model that generates text, of a GGUF file or a folder with safetensors."""
+        key, chosen, options = self.key, self.options, self._decoder_options()
+        if chosen.engine:
+            import_engine_model(made, place, key, chosen.engine, options, self._importing)
+            if chosen.adapters:
+                add_adapters(made, key, chosen.adapters, copies=chosen.copies)
+            return
+        import_decoder(made, place, key, options, self._importing)
+        if chosen.keeps_gguf:
+            keep_gguf(made, key, place, copies=chosen.copies)
 
     def _importing(self, text: str) -> None:
         self._step(ImportPhase.IMPORTING, text)

@@ -19,6 +19,7 @@ import msgspec
 from catenary_protos.catenary.v1 import admin_pb2
 from catenary_services.content.record import machine
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
+from catenary_services.domain.model import ENGINE_OF
 from catenary_services.errors import (
     CatenaryError,
     InternalError,
@@ -127,13 +128,15 @@ class ChildImporter:
             "version": request.version or None,
             "precision": request.precision or None,
             "target": request.target or None,
+            "engine": request.engine or None,
             "session_tokens": request.session_tokens or None,
             "slo_ms": request.slo_ns / 1e6 or None,
             "hub_endpoint": request.hub_endpoint or None,
             "model_repository": self._repository,
         }
-        flags = ["--dry-run"] if request.dry_run else []
-        return ["--steps", *flags, *command_line_of(options), "--", request.source]
+        flags = {"--dry-run": request.dry_run, "--keep-gguf": request.keep_gguf}
+        given = [name for name, is_given in flags.items() if is_given]
+        return ["--steps", *given, *command_line_of(options), "--", request.source]
 
 
 def _check_options(request: admin_pb2.ImportModelRequest) -> None:
@@ -142,7 +145,8 @@ def _check_options(request: admin_pb2.ImportModelRequest) -> None:
     Raises:
         InvalidInput: An option is out of range; the error names it.
     """
-    for name, known in (("precision", PRECISIONS), ("target", TARGETS)):
+    choices = (("precision", PRECISIONS), ("target", TARGETS), ("engine", tuple(ENGINE_OF)))
+    for name, known in choices:
         value = getattr(request, name)
         if value and value not in known:
             raise InvalidInput(name, f"{value!r} is none of {', '.join(known)}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.errors import InvalidInput
@@ -22,6 +24,12 @@ class PullOptions:
     """Empty: 1, or the next number if another revision of the same source has that."""
     precision: str = "fp32"
     target: str = "both"
+    engine: str = ""
+    """The engine that alone is to serve it: "vllm" or "llama_server"; empty: agents by blocks."""
+    keeps_gguf: bool = False
+    """True if the GGUF file is kept beside the blocks, for agents with llama-server."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of LoRA adapters by their names, for vLLM."""
     copies: bool = False
     session_tokens: int = 2048
     slo_ns: Nanoseconds = 0
@@ -90,8 +98,17 @@ def key_of(
 
 def _check_same(repository: ModelRepository, key: ModelKey, options: PullOptions) -> None:
     manifest = repository.manifest(key)
-    if manifest.platform != "decoder":
+    if not manifest.generates_text:
         return
+    if options.engine and manifest.platform != options.engine:
+        text = f"{key} is there with {manifest.platform}: choose another name for {options.engine}"
+        raise InvalidInput("engine", text)
+    names = {name for name, _ in manifest.adapters}
+    if options.adapters and options.adapters.keys() != names:
+        text = f"{key} is there with {', '.join(sorted(names)) or 'none'}: choose another name"
+        raise InvalidInput("adapters", text)
+    if not manifest.has_blocks:
+        return  # precision and target are of blocks
     wanted = PullOptions()
     for what in ("precision", "target"):
         chosen, has = getattr(options, what), getattr(manifest, what)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.ids import ModelKey
@@ -47,6 +47,10 @@ class Model:
     """Most tokens of a text, if the gateway makes the inputs of texts; else 0."""
     given: tuple[TensorSpec, ...] = ()
     """The inputs that are made of texts; () if requests have the inputs themselves."""
+    adapters: tuple[str, ...] = ()
+    """The names of its LoRA adapters."""
+    adapter: str = ""
+    """The adapter with which it was asked for; empty for the model itself."""
     label: str = field(init=False)
     """The key as text. It is made once because metrics and traces use it in every request."""
     specs: dict[str, TensorSpec] = field(init=False, hash=False)
@@ -115,32 +119,44 @@ class Catalog:
         """Returns the served versions of a model, oldest first."""
         return list(self._models.get(name, ()))
 
-    def find(self, name: str, version: str) -> Model:
-        """Returns a model, ready or not.
+    def model_name(self, name: str) -> str:
+        """Returns the name of the model that a name stands for, which may be an adapter's own."""
+        models = [] if name in self._models else self._with_adapter(name)
+        return models[0] if len(models) == 1 else name
 
-        An empty version means the newest one that is ready, else the newest one.
+    def find(self, name: str, version: str) -> Model:
+        """Returns a model, ready or not, with the LoRA adapter that was asked for.
+
+        An empty version means the newest one that is ready, else the newest one. An adapter is
+        asked for as the version of its model, or by its own name.
 
         Raises:
-            ModelNotFound: The model or version does not exist.
+            ModelNotFound: The model, version or adapter does not exist.
             Unavailable: No scheduler has said yet what is served.
         """
         if not self.known:
             raise Unavailable(
                 "no scheduler has told this gateway yet what is served", retry_after_ns=_RETRY_NS
             )
-        versions = self._models.get(name)
+        versions, adapter = self._models.get(name), ""
         if versions is None:
-            raise ModelNotFound(f"no model {_shown(name)}", details={"model": name})
-        if not version:
-            ready = [model for model in versions.values() if model.ready]
-            return ready[-1] if ready else next(reversed(versions.values()))
-        model = versions.get(version)
-        if model is None:
+            versions, adapter = self._models.get(self.model_name(name)), name
+        if versions is None:
+            raise ModelNotFound(self._unknown(name), details={"model": name})
+        if version and version not in versions and not adapter:
+            adapter, version = version, ""
+        if adapter:
+            versions = {each: one for each, one in versions.items() if adapter in one.adapters}
+        if not versions or version not in ("", *versions):
+            asked = version or adapter
             raise ModelNotFound(
-                f"model {_shown(name)} has no version {_shown(version)}",
-                details={"model": f"{name}:{version}"},
+                f"model {_shown(name)} has no version {_shown(asked)}",
+                details={"model": f"{name}:{asked}"},
             )
-        return model
+        ready = [each for each in versions.values() if each.ready]
+        newest = ready[-1] if ready else next(reversed(versions.values()))
+        model = versions[version] if version else newest
+        return replace(model, adapter=adapter) if adapter else model
 
     def find_deployed(self, name: str, version: str) -> Model:
         """Returns a model that requests may be submitted to.
@@ -161,6 +177,21 @@ class Catalog:
             )
         return model
 
+    def _with_adapter(self, adapter: str) -> list[str]:
+        """Returns the names of the models that have an adapter."""
+        return [
+            name
+            for name, versions in self._models.items()
+            if any(adapter in model.adapters for model in versions.values())
+        ]
+
+    def _unknown(self, name: str) -> str:
+        models = self._with_adapter(name)
+        if not models:
+            return f"no model {_shown(name)}"
+        asked = " or ".join(f"{model}:{name}" for model in models[:2])
+        return f"several models have an adapter {_shown(name)}: ask for {asked}"
+
 
 def _model_of(served: scheduler_pb2.ServedModel) -> Model:
     inputs = _specs(served.inputs)
@@ -180,6 +211,7 @@ def _model_of(served: scheduler_pb2.ServedModel) -> Model:
         sources=tuple(served.sources),
         text_tokens=served.text_tokens,
         given=inputs if served.text_tokens else (),
+        adapters=tuple(served.adapters),
     )
 
 

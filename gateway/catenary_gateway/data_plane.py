@@ -22,12 +22,14 @@ from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_gateway.results import delivery
 from catenary_gateway.results.pending import BatchAttempt, Deadlines, PendingRequest
 from catenary_gateway.results.results import ResultMerger
+from catenary_gateway.results.window_dispatch import WindowCallbacks, WindowDispatcher
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
     InvalidInput,
     Overloaded,
+    PartitionLost,
     RequestCancelled,
 )
 from catenary_services.grpc.error_tables import error_of, error_of_exception, failure_of
@@ -78,6 +80,13 @@ class DataPlane:
         self._idle: asyncio.Future[None] | None = None
         """The end of the last request, for those who wait in `idle`; None while nobody does."""
         self.results = ResultMerger(self._requests, self._attempts, self._complete, self._fail)
+        self.windows = WindowDispatcher(
+            request_metrics.gateway_id,
+            self._requests,
+            hub,
+            WindowCallbacks(self.dispatch, self._hand_over, self._tell),
+        )
+        self.results.of_window = self.windows
         self.results.on_refused = request_metrics.metrics.frames_refused.labels(
             "unplanned_sender"
         ).inc
@@ -88,8 +97,12 @@ class DataPlane:
         return len(self._requests)
 
     def waits_for(self, now_ns: int) -> list[scheduler_pb2.UnansweredRequest]:
-        """Returns every unanswered request, for the scheduler's audit."""
-        return [scheduler_pb2.UnansweredRequest(request_id=number) for number in self._requests]
+        """Returns every unanswered request that a scheduler knows, for its audit."""
+        return [
+            scheduler_pb2.UnansweredRequest(request_id=number)
+            for number, pending in self._requests.items()
+            if not pending.by_window
+        ]
 
     async def infer(self, request: InferenceRequest, arrival: RequestArrival) -> InferenceResponse:
         """Computes the answer to a checked request.
@@ -116,8 +129,10 @@ class DataPlane:
             mine: Says by its number whether a request belongs to that scheduler; None: all do.
         """
         now_ns = time.monotonic_ns()
+        by_window = set(self.windows.clear())  # granted by a scheduler that may be gone
         for pending in list(self._requests.values()):
-            if mine is None or mine(pending.number):
+            if mine is None or pending.number in by_window or mine(pending.number):
+                pending.by_window = False
                 self._outbox.send(pending.submission(now_ns))
 
     def resubmission(self, number: int) -> scheduler_pb2.GatewayMessage | None:
@@ -126,12 +141,12 @@ class DataPlane:
         None if the request has ended, or if rows of it are in a batch already.
         """
         pending = self._requests.get(number)
-        if pending is None or pending.attempts:
+        if pending is None or pending.attempts or pending.by_window:
             return None
         return pending.submission(time.monotonic_ns())
 
-    def dispatch(self, order: scheduler_pb2.DispatchBatch) -> None:
-        """Carries out the scheduler's order to send the rows of a batch."""
+    def dispatch(self, order: scheduler_pb2.DispatchBatch, window: int = 0) -> None:
+        """Sends the rows of a batch, as the scheduler orders or as a window (its id) allows."""
         now_ns = time.monotonic_ns()
         attempt = BatchAttempt(
             batch_id=order.batch_id,
@@ -140,12 +155,15 @@ class DataPlane:
             dispatched_ns=now_ns,
             expected_ns=now_ns + order.expected_after_ns,
             agents=tuple(hop.agent_id for hop in order.route),
+            window=window,
         )
         for number in {piece.request_id for piece in attempt.slices}:
             pending = self._requests.get(number)
             if pending is None:
                 continue
             attempt.waiting += 1
+            if window:
+                self.request_metrics.sent_by_window(pending.request.model.label)
             earlier = pending.attempts
             if earlier and earlier[-1].failed:
                 self.request_metrics.metrics.redispatches.labels(earlier[-1].failed).inc()
@@ -153,6 +171,13 @@ class DataPlane:
         if attempt.waiting:
             self._attempts[attempt.batch_id] = attempt
         self._deliver(attempt, order)
+
+    def revoke_window(self, order: scheduler_pb2.RevokeWindow) -> None:
+        """Ends a window that the scheduler revokes, perhaps because its batches are lost."""
+        for attempt in self._attempts.values() if order.lost else ():
+            if attempt.window == order.window_id and not attempt.result_ns:
+                attempt.failed = PartitionLost.reason
+        self.windows.revoked(order)
 
     def reject(self, order: scheduler_pb2.RejectRequest) -> None:
         """Ends a request that the scheduler has given up."""
@@ -182,6 +207,7 @@ class DataPlane:
         for pending in list(self._requests.values()):
             self._end(pending, error, "cancel")
         self._deadlines.close()
+        self.windows.close()
         deliveries = list(self._deliveries)
         for task in deliveries:
             task.cancel()
@@ -197,8 +223,11 @@ class DataPlane:
             raise DeadlineExceeded(
                 "the deadline passed while the request was read", details={"stage": "arrival"}
             )
-        # Sending may raise Overloaded, so the request is registered only after it.
-        self._outbox.send(pending.submission(pending.submitted_ns))
+        if self.windows.grants:
+            pending.by_window = self.windows.take(pending)
+        if not pending.by_window:
+            # Sending may raise Overloaded, so the request is registered only after it.
+            self._outbox.send(pending.submission(pending.submitted_ns))
         self._requests[number] = pending
         self._deadlines.add(number, deadline_ns)
         return pending
@@ -231,6 +260,9 @@ class DataPlane:
         """Tells the scheduler that the rows of a batch cannot be sent."""
         error = error_of_exception(exc)
         attempt.failed = error.reason
+        if attempt.window:
+            self.windows.failed(attempt.batch_id)
+            return
         # Rows that do not fit together, and our own bugs, fail again on any other chain.
         retryable = not isinstance(error, InvalidInput) and error.reason != "INTERNAL"
         is_ours = isinstance(error, RequestCancelled) or not order.route
@@ -243,6 +275,13 @@ class DataPlane:
                 )
             )
         )
+
+    def _hand_over(self, number: int) -> None:
+        """Submits a request that went by a window, or was to, and has no answer."""
+        pending = self._requests.get(number)
+        if pending is not None and pending.by_window:
+            pending.by_window = False
+            self._tell(pending.submission(time.monotonic_ns()))
 
     def _expired(self, number: int) -> None:
         pending = self._requests[number]
@@ -275,7 +314,9 @@ class DataPlane:
                 pending.future.set_result(pending.answer())
             else:
                 pending.future.set_exception(error)
-        if tell == "finished":
+        if pending.by_window:
+            self.windows.withdraw(pending)  # no scheduler knows it
+        elif tell == "finished":
             message = _Message()
             message.finished.request_id = pending.number
             self._outbox.send_soon(message)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-
-from opentelemetry.sdk.trace.export import SpanExporter
+from typing import TYPE_CHECKING
 
 from catenary_gateway.admission.authorizer import Authorizer
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter
@@ -70,6 +69,9 @@ from catenary_services.telemetry.metrics import Metrics, start_metrics_server
 from catenary_services.telemetry.tracing import Tracer
 from catenary_services.transport.hub import TransportHub
 from catenary_services.transport.settings import TransportSecurity, TransportSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 _STOP_GRACE_S = 1.0
 _MESSAGE_SLACK_BYTES = 64 * 1024

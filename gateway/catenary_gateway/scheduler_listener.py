@@ -54,6 +54,9 @@ class MessageRouter:
         self._hub = hub
         self.handlers: MessageHandlers = {
             "dispatch": self._plane.dispatch,
+            "grant_window": self._plane.windows.granted,
+            "extend_window": self._plane.windows.extended,
+            "revoke_window": self._plane.revoke_window,
             "reject": self.rejected,
             "start_session": self.start_session,
             "directory": self.told_directory,
@@ -78,6 +81,7 @@ class MessageRouter:
             incarnation=self._incarnation,
             peer=peer,
             software_version=software_version(),
+            takes_windows=True,
         )
 
     def connected(self, epoch: int, mine: Callable[[int], bool] | None = None) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catenary_agent.control import ControlTimeouts, SchedulerLink
@@ -16,6 +18,8 @@ from catenary_agent.devices.facts import device_facts
 from catenary_agent.engine.engine import BatchEngine, EngineLimits
 from catenary_agent.engine.meter import BatchMeter
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage
+from catenary_agent.engines.executor import ENGINE_CHUNK_TOKENS
+from catenary_agent.engines.loading import EngineHost
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.loop.engine import GenerationEngine
@@ -33,6 +37,7 @@ from catenary_agent.supervision.watchdog import Watchdog, WatchdogRules
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.groups import chosen_group, metadata_of_group
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from catenary_services.domain.model import ENGINE_OF
 from catenary_services.errors import DeviceFailed, DeviceLost, NotSupported
 from catenary_services.grpc.probes import Probes
 from catenary_services.log import get_logger
@@ -122,7 +127,8 @@ class AgentProcess:
                 self.engine.steps,
             ),
             GenerationLimits(
-                settings.prefill_chunk_tokens or chunk_tokens_for(self.share.device),
+                settings.prefill_chunk_tokens or _chunk_tokens(settings, self.share.device),
+                settings.draft_tokens,
                 settings.push_timeout_s,
             ),
         )
@@ -145,6 +151,7 @@ class AgentProcess:
             self.share.device_class if settings.canary == "on" else None,
             settings.engine_cache_dir,
             self._model_store,
+            self._engine_host(),
         )
         self._loader = PartitionLoader(self.engine, self.generation, host, self.outbox.put)
         self.control = SchedulerLink(
@@ -381,6 +388,23 @@ class AgentProcess:
 
     # -- parts -----------------------------------------------------------------------------------
 
+    def _engine_host(self) -> EngineHost | None:
+        """Returns what there is for engines; None if language models are computed by blocks."""
+        settings, device = self.settings, self.share.device
+        runtime = ENGINE_OF.get(settings.decoder)
+        if runtime is None or device.kind == "emulated":
+            return None
+        return EngineHost(
+            runtime,
+            settings.engine_python or Path(sys.executable),
+            device,
+            self.share.threads,
+            settings.runtime_dir,
+            settings.engine_start_s,
+            self.engine.steps,
+            self.generation.engine_answered,
+        )
+
     def _tell(self, message: OutgoingMessage) -> None:
         if isinstance(message, HoldingsAnswer):
             message.complete(self.engine.snapshot(computed=True), self.engine.partitions)
@@ -448,6 +472,11 @@ def _rules_of(settings: AgentSettings) -> WatchdogRules:
         settings.stuck_factor,
         int(settings.stuck_load_s * NANOSECONDS_PER_SECOND),
     )
+
+
+def _chunk_tokens(settings: AgentSettings, device: Device) -> int:
+    """Returns the usual chunk of prompts; an engine has one of its own, and is only told of all."""
+    return ENGINE_CHUNK_TOKENS if settings.decoder in ENGINE_OF else chunk_tokens_for(device)
 
 
 def _runtime_of(device: Device, choice: DecoderOptions) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from catenary_agent.executors.device import MOST_VIRTUAL_GPUS
 from catenary_services.addresses import check_advertised
 from catenary_services.domain.groups import AUTO, MOST_GROUPS
+from catenary_services.domain.model import ENGINE_OF
 from catenary_services.settings import USUAL_REPOSITORY, ModelFolderSettings
 
 
@@ -102,9 +103,18 @@ class AgentSettings(ModelFolderSettings):
     max_assemblies: int = Field(
         256, gt=0, description="Batches waiting for rows of other gateways at a time."
     )
-    decoder: Literal["auto", "onnx", "torch"] = Field(
+    decoder: Literal["auto", "onnx", "torch", "vllm", "llama_server"] = Field(
         "auto",
-        description="Library language models run on; auto: ONNX Runtime on a CPU, PyTorch on CUDA.",
+        description="Library language models run on; auto: ONNX Runtime on a CPU, PyTorch on CUDA; "
+        "vllm, llama_server: that engine serves them whole, as a child process.",
+    )
+    engine_python: Path | None = Field(
+        None,
+        description="Python of the virtual environment that has the engine of `decoder`: vLLM, or "
+        "xllamacpp for llama_server; empty: the agent's own.",
+    )
+    engine_start_s: float = Field(
+        300.0, gt=0, description="An engine that starts and says nothing for this long is given up."
     )
     decoder_numbers: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
@@ -127,6 +137,13 @@ class AgentSettings(ModelFolderSettings):
         ge=0,
         description="Most prompt tokens computed beside one step of running sessions; "
         "0: 64 on a CPU, 512 on a GPU.",
+    )
+    draft_tokens: int = Field(
+        8,
+        ge=0,
+        le=64,
+        description="Most next tokens of an answer that are guessed from its own text and computed "
+        "with the one that is known, where that is likely to pay; 0: none. Answers are the same.",
     )
     push_timeout_s: float = Field(
         2.0, gt=0, description="A peer that takes no byte of a frame for this long counts as lost."
@@ -173,6 +190,8 @@ class AgentSettings(ModelFolderSettings):
         check_advertised(self.transport_host, self.advertise_host, self.scheduler_addresses)
         if self.decoder_numbers != "auto" and not self._runs_torch():
             raise ValueError("decoder_numbers: is for PyTorch; set decoder to torch")
+        if self.engine_python is not None and self.decoder not in ENGINE_OF:
+            raise ValueError("engine_python: is for an engine; set decoder to vllm or llama_server")
         if self.faults_file is not None and not self.allow_faults:
             raise ValueError("faults_file: is for tests only; allow_faults says that this is one")
         return self

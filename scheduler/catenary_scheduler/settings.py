@@ -331,6 +331,13 @@ class SchedulerSettings(ProcessSettings):
         description="Longest wait for a full batch while a device is free; "
         '"inf" waits until the last moment that still meets the deadline, as in the paper.',
     )
+    dispatch_window_ms: float = Field(
+        default=20.0,
+        ge=0.0,
+        le=1000.0,
+        description="Longest time for which a gateway may be granted a path to dispatch on by "
+        "itself; 0: it asks for each request.",
+    )
     safety_margin_ms: float = Field(
         default=1.0, ge=0.0, description="That last moment is this much earlier."
     )
@@ -410,6 +417,7 @@ class SchedulerSettings(ProcessSettings):
             else round(self.max_linger_ms * NANOSECONDS_PER_MILLISECOND),
             safety_margin_ns=round(self.safety_margin_ms * NANOSECONDS_PER_MILLISECOND),
             overdue_grace_ns=round(self.overdue_grace_ms * NANOSECONDS_PER_MILLISECOND),
+            longest_window_ns=round(self.dispatch_window_ms * NANOSECONDS_PER_MILLISECOND),
         )
 
     def stuck_rules(self) -> StuckRules:

@@ -8,11 +8,32 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import suppress
-from typing import TextIO, cast
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TextIO, cast
 
-import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+@contextmanager
+def _without_rich() -> Iterator[None]:
+    """Hides `rich`, unless it is in use: structlog imports it wherever it is installed.
+
+    It is for a form of tracebacks that this project does not use, and takes 7 MB of every process.
+    """
+    if "rich" in sys.modules:
+        yield
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["rich"]
+
+
+with _without_rich():
+    import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 # Loggers of libraries whose INFO lines matter only to the authors of these libraries.
 _CHATTY = ("aiohttp.access", "asyncio", "grpc", "grpc._cython", "urllib3")

@@ -335,6 +335,8 @@ def test_a_source_is_imported_and_then_deployed(catenary, server):
         "200",
         "--run-on",
         "gpu",
+        "--engine",
+        "vllm",
         "--hub-token",
         "hf_mine",
         "--json",
@@ -342,6 +344,7 @@ def test_a_source_is_imported_and_then_deployed(catenary, server):
     assert json.loads(found.stdout) == {"plan_id": "plan-5"}
     asked, deployed = server.orders
     assert (asked.source, asked.target, asked.hub_token) == ("hf:org/tiny@v1", "gpu", "hf_mine")
+    assert (asked.engine, asked.keep_gguf) == ("vllm", False)
     assert (deployed.model, deployed.version, deployed.slo_ns) == ("tiny", "3", 200_000_000)
     said = found.stderr.splitlines()
     assert said[0] == "2 files, 0.9 MB"
@@ -356,6 +359,9 @@ def test_a_name_with_a_version_is_deployed_without_an_import(catenary, server):
     refused = catenary("deploy", "net", "--precision", "int8")
     assert refused.exit_code == 2
     assert "--precision is for a source" in refused.stderr
+    refused = catenary("deploy", "net", "--keep-gguf")
+    assert refused.exit_code == 2
+    assert "--keep-gguf is for a source" in refused.stderr
 
 
 def test_a_path_is_sent_with_what_identifies_it(catenary, server, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.record import Cell, Comparison, PeerFacts, Settings, save
 from catenary_scheduler.settings import SchedulerSettings
 from cluster_harness import ROOT
 from docs_build import truth
@@ -23,8 +24,8 @@ def copy(tmp_path: Path) -> Path:
     """Pages, records, pictures and scenarios, to be changed."""
     shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
     shutil.copytree(ROOT / "docs/results", tmp_path / "docs/results")
-    for name in ("benchmarks.md", "benchmarks.json"):
-        shutil.copy(ROOT / "docs" / name, tmp_path / "docs" / name)
+    for file in (ROOT / "docs/benchmarks.md", *(ROOT / "docs").glob("*.json")):
+        shutil.copy(file, tmp_path / "docs" / file.name)
     return tmp_path
 
 
@@ -86,6 +87,25 @@ def test_a_changed_digit_of_a_record_is_found_wherever_it_is(where: float, copy:
     digits = [found.start() for found in re.finditer(r"(?<=[.])\d", text)]
     record.write_text(other_digit(text, digits[int(where * len(digits))]))
     assert any("table-1" in line for line in truth.problems(copy))
+
+
+def test_a_comparison_with_other_servers_is_on_its_page_and_sealed(copy: Path) -> None:
+    cells = tuple(
+        Cell(peer, "tiny", "http", 16, (9,), (0,), (rate,), (1.0,), (2.0,), (3.0,))
+        for peer, rate in (("catenary", 500.0), ("triton", 1000.0))
+    )
+    facts = {each: PeerFacts(each.title(), "1.0") for each in ("catenary", "triton")}
+    settings = Settings(3, 1, 1.25, False, True, {"grpc": "h2load", "http": "h2load"})
+    made = {"commit": "0" * 40, "date": "2026-11-26", "machine": "a test", "from": "the run"}
+    record = copy / "docs/peers.json"
+    save(Comparison(facts, {"tiny": 0.02}, cells, settings, made), record)
+    page = truth.pages(copy)[Path("docs/results/peers.md")]
+    assert "| tiny, HTTP, 16 in flight: rate over Triton's | **0.5 x** | 0.8 |" in page
+    assert "| Catenary | HTTP | 500 (0.50) |" in page
+    assert "3 rounds of 1.25 s by h2load" in page
+    assert "at commit 0000000000, 2026-11-26, a test" in page
+    change(record, lambda text: text.replace("500.0", "900.0"))
+    assert any("the record of peers" in line for line in truth.problems(copy))
 
 
 def test_a_changed_digit_of_a_bench_is_found(copy: Path) -> None:

@@ -44,3 +44,49 @@ def test_an_unknown_model_or_version_is_not_found() -> None:
     for name, version in (("n", ""), ("m", "2")):
         with pytest.raises(ModelNotFound):
             catalog.find_deployed(name, version)
+
+
+def with_adapters(name: str, **adapters: list[str]) -> list[scheduler_pb2.ServedModel]:
+    return [
+        scheduler_pb2.ServedModel(
+            name=name, version=version[1:], ready=True, session_tokens=9, adapters=names
+        )
+        for version, names in adapters.items()
+    ]
+
+
+def test_an_adapter_is_asked_for_by_its_model_or_by_its_own_name() -> None:
+    catalog = Catalog()
+    models = [*with_adapters("chat", v1=["terse"], v2=["terse", "rhyming"], v3=[])]
+    models += with_adapters("other", v1=["slow", "chat"])
+    catalog.update(scheduler_pb2.ModelTable(models=models))
+    for name, version, found in [
+        ("chat", "", ("chat", "3", "")),
+        ("chat", "terse", ("chat", "2", "terse")),
+        ("terse", "", ("chat", "2", "terse")),
+        ("terse", "1", ("chat", "1", "terse")),
+        ("slow", "", ("other", "1", "slow")),
+        ("other", "chat", ("other", "1", "chat")),
+    ]:
+        model = catalog.find_deployed(name, version)
+        assert (*model.key, model.adapter) == found
+    assert [catalog.model_name(each) for each in ("terse", "chat", "none")] == [
+        *("chat", "chat", "none")
+    ]
+    for name, version in [
+        ("chat", "slow"),
+        ("rhyming", "1"),
+        ("none", "terse"),
+        ("terse", "terse"),
+    ]:
+        with pytest.raises(ModelNotFound):
+            catalog.find_deployed(name, version)
+
+
+def test_an_adapter_of_several_models_is_asked_for_by_its_model() -> None:
+    catalog = Catalog()
+    models = [*with_adapters("a", v1=["terse"]), *with_adapters("b", v1=["terse"])]
+    catalog.update(scheduler_pb2.ModelTable(models=models))
+    with pytest.raises(ModelNotFound, match="ask for a:terse or b:terse"):
+        catalog.find_deployed("terse", "")
+    assert catalog.find_deployed("b", "terse").key.name == "b"

@@ -88,8 +88,8 @@ def test_http_answers_have_numbers_that_are_not_finite_and_any_id(
 ) -> None:
     values = np.array([[0.1, worst]], np.float32)
     response = InferenceResponse(model_of("FP32", 2), request_id, (values,))
-    body, _ = oip_json.response_of(response, OutputFormat(binary=(False,)), (0,), MEMORY)
-    document = json.loads(body)
+    pieces, _ = oip_json.response_of(response, OutputFormat(binary=(False,)), (0,), MEMORY)
+    document = json.loads(b"".join(pieces))
     assert document["id"] == request_id
     np.testing.assert_array_equal(document["outputs"][0]["data"], values[0])
 
@@ -100,7 +100,8 @@ def test_http_round_trip(tensor: tuple[str, np.ndarray], binary: bool, nested: b
     datatype, array = tensor
     model = model_of(datatype, array.ndim)
     response = InferenceResponse(model, "id", (array,))
-    body, size = oip_json.response_of(response, OutputFormat(binary=(binary,)), (0,), MEMORY)
+    pieces, size = oip_json.response_of(response, OutputFormat(binary=(binary,)), (0,), MEMORY)
+    body = b"".join(pieces)
     document = json.loads(body[:size])
     (output,) = document["outputs"]
     output["name"] = "in_0"

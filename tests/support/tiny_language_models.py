@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from catenary_agent.decoders.importing import importing
+from catenary_agent.decoders.importing import engine_models, importing
 from catenary_agent.decoders.onnx import building
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
@@ -99,8 +99,8 @@ def copied_llama(target: Path) -> tuple[ModelRepository, ModelKey]:
 def worker_in_this_process() -> Iterator[None]:
     """The jail of imports as a call: no process that loads PyTorch again for each model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importing, "run_jailed", run_here)
-        patch.setattr(building, "run_jailed", run_here)
+        for module in (importing, building, engine_models):
+            patch.setattr(module, "run_jailed", run_here)
         yield
 
 

@@ -24,6 +24,20 @@ _RUN_ON = Annotated[
     str,
     typer.Option(help="Agents that are to run it: cpu, gpu or both; those connected if left out."),
 ]
+_ENGINE = Annotated[
+    str,
+    typer.Option(
+        help="Import it for this engine alone, vllm or llama_server: agents that have it serve the "
+        "model whole, of any family."
+    ),
+]
+_KEEP_GGUF = Annotated[
+    bool,
+    typer.Option(
+        "--keep-gguf",
+        help="Keep a GGUF file beside the blocks made of it, for agents with llama-server.",
+    ),
+]
 _SESSION_TOKENS = Annotated[int, typer.Option(min=0, help="Most tokens of one session; 0: 2048.")]
 _ENDPOINT = Annotated[
     str, typer.Option(help="A mirror of the hub; HF_ENDPOINT of the cluster if left out.")
@@ -67,9 +81,12 @@ def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
     file: _FILE = "",
     precision: _PRECISION = "",
     run_on: _RUN_ON = "",
+    engine: _ENGINE = "",
     session_tokens: _SESSION_TOKENS = 0,
     hub_endpoint: _ENDPOINT = "",
     hub_token: _TOKEN = "",
+    *,
+    keep_gguf: _KEEP_GGUF = False,
 ) -> None:
     """Deploy a model and print the id of the plan that serves it.
 
@@ -82,6 +99,8 @@ def deploy(  # noqa: PLR0913, PLR0917 - one parameter an option
         version=version,
         precision=precision,
         target=run_on,
+        engine=engine,
+        keep_gguf=keep_gguf,
         session_tokens=session_tokens,
         hub_endpoint=hub_endpoint,
         hub_token=hub_token,
@@ -114,10 +133,12 @@ def pull(  # noqa: PLR0913, PLR0917 - one parameter an option
     file: _FILE = "",
     precision: _PRECISION = "",
     run_on: _RUN_ON = "",
+    engine: _ENGINE = "",
     session_tokens: _SESSION_TOKENS = 0,
     hub_endpoint: _ENDPOINT = "",
     hub_token: _TOKEN = "",
     *,
+    keep_gguf: _KEEP_GGUF = False,
     dry_run: _DRY_RUN = False,
 ) -> None:
     """Fetch a model and import it into the cluster's repository, without serving it.
@@ -134,6 +155,8 @@ def pull(  # noqa: PLR0913, PLR0917 - one parameter an option
         version=version,
         precision=precision,
         target=run_on,
+        engine=engine,
+        keep_gguf=keep_gguf,
         session_tokens=session_tokens,
         hub_endpoint=hub_endpoint,
         hub_token=hub_token,
@@ -182,6 +205,8 @@ def _refuse_import_options(order: ImportOrder) -> None:
         "--file": order.file,
         "--precision": order.precision,
         "--run-on": order.target,
+        "--engine": order.engine,
+        "--keep-gguf": order.keep_gguf,
         "--session-tokens": order.session_tokens,
         "--hub-endpoint": order.hub_endpoint,
     }

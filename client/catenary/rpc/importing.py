@@ -54,6 +54,8 @@ class ImportOrder:
         version: Version it gets.
         precision: "fp32", "int8" or "int4".
         target: Agents that are to run it: "cpu", "gpu" or "both".
+        engine: The engine that alone is to serve it: "vllm" or "llama_server".
+        keep_gguf: Whether a GGUF file is kept beside the blocks, for agents with llama-server.
         session_tokens: Most tokens of one session.
         slo_ms: Time for an answer if the request names none.
         hub_endpoint: A mirror of the hub.
@@ -67,6 +69,8 @@ class ImportOrder:
     version: str = ""
     precision: str = ""
     target: str = ""
+    engine: str = ""
+    keep_gguf: bool = False
     session_tokens: int = 0
     slo_ms: float | None = None
     hub_endpoint: str = ""
@@ -109,6 +113,8 @@ def import_request(order: ImportOrder) -> admin_pb2.ImportModelRequest:
         version=order.version,
         precision=order.precision,
         target=order.target,
+        engine=order.engine,
+        keep_gguf=order.keep_gguf,
         session_tokens=order.session_tokens,
         slo_ns=round((order.slo_ms or 0) * 1e6),
         hub_endpoint=order.hub_endpoint,

@@ -334,7 +334,7 @@ class RequestPipeline:
         """
         name, _, version = reference.partition(":")
         try:
-            principal.require(f"{SCOPE_INFER}:{name}")
+            principal.require(f"{SCOPE_INFER}:{self.catalog.model_name(name)}")
             model = self.catalog.find_deployed(name, version)
             if not model.takes_texts:
                 raise InvalidInput("model", f"{name!r} does not take texts")
@@ -362,7 +362,7 @@ class RequestPipeline:
             raise
 
     def admit_generation(self, principal: Principal, reference: str) -> AdmittedGeneration:
-        """Admits a request to a model that generates text, "name" or "name:version".
+        """Admits a request to a model that generates text: "name", "name:version", "name:adapter".
 
         Raises:
             PermissionDenied: The key may not use the model, whether or not it exists.
@@ -381,7 +381,8 @@ class RequestPipeline:
         # A name that is not served must not become a label: strangers could make many of them.
         label = ""
         try:
-            principal.require(f"{SCOPE_INFER}:{name}")
+            # Whoever may use a model may use it with its adapters.
+            principal.require(f"{SCOPE_INFER}:{self.catalog.model_name(name)}")
             model = self.catalog.find_deployed(name, version)
             label = model.label
             self.authorizer.fair.precheck(model, principal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -177,26 +177,51 @@ async def _received(
             permit.hold(len(body))
         return body
     pieces: list[bytes] = []
+
+    async def more() -> int:
+        piece = await request.content.readany()
+        if piece:
+            pieces.append(piece)
+        return len(piece)
+
+    try:
+        await arrived(more, most_bytes, permit)
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise InvalidInput("body", "is not framed as its headers say") from None
+    return b"".join(pieces)
+
+
+async def arrived(
+    more: Callable[[], Awaitable[int]], most_bytes: int, permit: ConcurrencyPermit | None
+) -> None:
+    """Waits until all of a body has arrived.
+
+    Args:
+        more: Waits for bytes of the body, and returns their number, 0 at its end.
+        most_bytes: A larger body is refused as soon as more has arrived.
+        permit: The permit that counts its bytes; None for bodies that are always small.
+
+    Raises:
+        PayloadTooLarge: The body has more than `most_bytes`.
+        Overloaded: The gateway has no room for the body.
+        DeadlineExceeded: The body arrived too slowly.
+    """
     total = 0
     loop = asyncio.get_running_loop()
     end_s = loop.time() + LONGEST_S
     try:
         async with asyncio.timeout(SILENCE_S) as silence:
-            while piece := await request.content.readany():
-                total += len(piece)
+            while count := await more():
+                total += count
                 if total > most_bytes:
                     raise PayloadTooLarge(f"the body has more than {most_bytes} bytes")
                 if permit is not None:
                     permit.hold(total)
-                pieces.append(piece)
                 silence.reschedule(min(loop.time() + SILENCE_S, end_s))
     except TimeoutError:
         raise DeadlineExceeded(
             "the body did not arrive in time", details={"stage": "arrival"}
         ) from None
-    except (web.RequestPayloadError, HttpProcessingError):
-        raise InvalidInput("body", "is not framed as its headers say") from None
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _encoding_of(request: web.Request) -> str:

@@ -9,30 +9,32 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from catenary_gateway.admission.request_pipeline import Caller, RequestPipeline
-from catenary_gateway.endpoints.error_forms import error_form
-from catenary_gateway.endpoints.http_connections import ConnectionWatcher
-from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
-from catenary_services.grpc.error_tables import (
-    error_of_exception,
-    http_headers,
-    http_status,
+from catenary_gateway.endpoints.connections.http_call import (
+    JSON_TYPE,
+    REQUEST_ID,
+    error_answer,
 )
+from catenary_gateway.endpoints.error_forms import error_form
+from catenary_services.errors import CatenaryError, ModelNotFound, PayloadTooLarge, forget_frames
+from catenary_services.grpc.error_tables import error_of_exception
 from catenary_services.security.keys import Principal
 
 PIPELINE: web.AppKey[RequestPipeline] = web.AppKey("pipeline", RequestPipeline)
-REQUEST_ID = "X-Request-Id"
 _LONGEST_ID = 256
 
 _NO_ROUTE = ModelNotFound("no such route")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def errors_as_json(pipeline: RequestPipeline, connections: ConnectionWatcher) -> Middleware:
-    """Returns a middleware that answers any error with JSON, and charges its sender for it."""
+def errors_as_json(pipeline: RequestPipeline, note: Callable[[web.Request], None]) -> Middleware:
+    """Returns a middleware that answers any error with JSON, and charges its sender for it.
+
+    `note` is told of every request.
+    """
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        connections.note_request(request)
+        note(request)
         arrived = pipeline.arrived(address_of(request), request.headers)
         return await _answered(request, handler, arrived)
 
@@ -75,12 +77,10 @@ def address_of(request: web.Request) -> str:
 
 def error_response(request: web.Request, error: CatenaryError) -> web.Response:
     """Returns the response that reports `error` in the form of the request's protocol."""
-    form = error_form(request.path)
-    headers = http_headers(error)
-    request_id = request_id_of(request) if form.echoes_id else ""
-    if request_id:
-        headers[REQUEST_ID] = request_id
-    response = web.json_response(form.body(error), status=http_status(error), headers=headers)
+    answer = error_answer(request.path, error, request_id_of(request))
+    response = web.Response(
+        body=b"".join(answer.pieces), status=answer.status, headers=answer.headers
+    )
     if request.content.exception() is not None:
         # After a broken body the next request cannot be found, so the connection is closed.
         response.force_close()
@@ -95,7 +95,7 @@ def json_response(
         body=json.dumps(document).encode(),
         status=status,
         headers=headers,
-        content_type="application/json",
+        content_type=JSON_TYPE,
     )
 
 
@@ -106,11 +106,16 @@ def request_id_of(request: web.Request) -> str:
 
 
 def bearer(request: web.Request) -> str | None:
-    """Returns the header with the key that the caller presents; None if it has none.
+    """Returns the header with the key that the caller presents; None if it has none."""
+    return presented_key(request.headers)
+
+
+def presented_key(headers: Mapping[str, str]) -> str | None:
+    """Returns the key in headers that are looked up by names in lower case; None if it is in none.
 
     Clients of Anthropic's protocol send the bare key in a header of its own.
     """
-    return request.headers.get("Authorization", request.headers.get("X-Api-Key"))
+    return headers.get("authorization", headers.get("x-api-key"))
 
 
 def _plain_error(request: web.Request, exc: web.HTTPException) -> web.Response:

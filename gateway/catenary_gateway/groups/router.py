@@ -94,6 +94,7 @@ class GroupRouter:
             "submit_session": self._submit,
             "finished": lambda said: self._send_end(said.finished.request_id, said),
             "cancel": lambda said: self._send_end(said.cancel.request_id, said),
+            "window_report": lambda said: self._send_by_id(said.window_report.window_id, said),
             "delivery_failed": lambda said: self._send_by_id(said.delivery_failed.batch_id, said),
             "session_failed": lambda said: self._send_by_id(said.session_failed.session_id, said),
             "sessions_progressed": self._send_progress,
@@ -175,6 +176,10 @@ class GroupRouter:
     def _submit(self, message: scheduler_pb2.GatewayMessage) -> None:
         number, name, version = _what(message)
         group = self._group_of.get(number)
+        if group is None and message.submit.in_flight:  # it went by a window of that group
+            its = group_of_id(message.submit.in_flight[0].batch_id, len(self._links))
+            if its < len(self._links):
+                group = self._group_of[number] = its
         if group is not None:
             self._links[group].send(message)
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 
-from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
 from catenary_gateway.observability.generations import ObjectivesReport, SessionRecord
@@ -67,6 +66,7 @@ class RequestMetrics:
         self._intervals: dict[str, Histogram] = {}
         self._attainment: dict[str, _Attainment] = {}
         self._arrivals: dict[tuple[str, str], Counter] = {}
+        self._by_window: dict[str, Counter] = {}
 
     def finished(self, request: FinishedRequest, deadline_ns: int) -> None:
         """Records a finished request.
@@ -97,6 +97,13 @@ class RequestMetrics:
         self._remember(request, kind)
         if request.arrival.trace.sampled and self.tracer.enabled:
             self._export(request)
+
+    def sent_by_window(self, model: str) -> None:
+        """Counts a request that is sent without asking the scheduler, by its model's label."""
+        counter = self._by_window.get(model)
+        if counter is None:
+            counter = self._by_window[model] = self.metrics.window_requests.labels(model)
+        counter.inc()
 
     def observe_arrival(self, model: str, kind: str) -> None:
         """Counts one request by what became of it, and updates the share of those in time.
@@ -263,7 +270,7 @@ class RequestMetrics:
                 **({} if session is None else _attributes(request.model, session)),
             },
             error=None if request.outcome == OK else request.outcome,
-            kind=SpanKind.SERVER,
+            is_call=True,
         )
         for bar in bars_of(request, self.gateway_id):
             # Agents and the scheduler export their own spans, from their own clocks.

@@ -30,9 +30,8 @@ def bars_of(request: FinishedRequest, gateway_id: str) -> list[WaterfallSpan]:
     for number, attempt in enumerate(request.attempts, 1):
         dispatched_ns = min(attempt.dispatched_ns, request.finished_ns)
         batch = attempt.batch_id
-        bars.append(
-            WaterfallSpan("gateway.queue", gateway_id, waiting_ns, dispatched_ns, batch, number)
-        )
+        name = "gateway.window" if attempt.window else "gateway.queue"
+        bars.append(WaterfallSpan(name, gateway_id, waiting_ns, dispatched_ns, batch, number))
         waiting_ns = dispatched_ns
         if attempt.sent_ns:
             bars.append(

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aiohttp import web
 
-from catenary_gateway.admission.request_pipeline import caller
-from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of
-from catenary_gateway.endpoints.http_calls import (
-    PIPELINE,
-    REQUEST_ID,
-    bearer,
-    enter,
-    json_response,
-)
+from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
+from catenary_gateway.endpoints.http_bodies import body_of
+from catenary_gateway.endpoints.http_calls import PIPELINE, enter, json_response
 from catenary_gateway.oip import extension_routes, oip_json
 from catenary_gateway.oip.extension_routes import EXTENSIONS
-from catenary_gateway.oip.route_schemas import BINARY
-from catenary_services.errors import InvalidInput
+from catenary_gateway.oip.inference_handler import InferenceHandler
 from catenary_services.version import software_version
 
-JSON_SIZE = "Inference-Header-Content-Length"
-_INFER_ROUTE = "/v2/models/{model}/infer"
+INFERENCES: web.AppKey[InferenceHandler] = web.AppKey("inferences", InferenceHandler)
 
 
 def routes() -> list[web.RouteDef]:
@@ -87,45 +81,20 @@ async def _model_ready(request: web.Request) -> web.Response:
 
 async def _infer(request: web.Request) -> web.Response:
     """Infers from JSON, or from Triton's binary tensors behind the JSON."""
-    app = request.app
-    pipeline = app[PIPELINE]
-    arrival = pipeline.arrivals.arrive(_INFER_ROUTE, request.headers.get("traceparent"))
-    # Checked before the body is read: a refused request need not be received.
-    principal = pipeline.enter(bearer(request))
-    name, version = _named(request)
-    largest = pipeline.capacity.max_request_bytes
-    with pipeline.admit(principal, name, version, request.content_length or 0) as admitted:
-        # The announced size was only checked; bytes are held as they arrive.
-        admitted.hold(0)
-        with admitted.arriving(caller().subject):
-            body = await body_of(request, largest, admitted)
-            memory = app[EXTENSIONS].memory_of(caller())
-            conversion = pipeline.arrivals.conversion(memory, request.headers.get(REQUEST_ID))
-            json_size = _json_size(request, body)
-            wanted, form = await app[OFF_LOOP].run(
-                len(body) if json_size is None else json_size,
-                lambda: oip_json.request_of(body, json_size, admitted.model, conversion),
-            )
-        if memory.read_bytes:
-            admitted.hold_more(memory.read_bytes)
-        response = await admitted.infer(wanted, arrival)
-        if form.class_counts:
-            response = await app[EXTENSIONS].with_classes(response, form.class_counts)
-        document, json_size = oip_json.response_of(response, form, wanted.outputs, memory)
-    headers = {REQUEST_ID: response.id} if response.id.isprintable() else {}
-    if json_size is None:
-        return web.Response(body=document, content_type="application/json", headers=headers)
-    headers[JSON_SIZE] = str(json_size)
-    return web.Response(body=document, content_type=BINARY, headers=headers)
+    answer = await request.app[INFERENCES].answer(_AiohttpCall(request), *_named(request))
+    return web.Response(body=b"".join(answer.pieces), status=answer.status, headers=answer.headers)
 
 
-def _json_size(request: web.Request, body: bytes) -> int | None:
-    text = request.headers.get(JSON_SIZE)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 20) or int(text) > len(body):
-        raise InvalidInput(JSON_SIZE, f"must be a number of bytes, at most {len(body)}")
-    return int(text)
+class _AiohttpCall:
+    """A request to infer that aiohttp has read; implements `HttpCall`."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.headers: Mapping[str, str] = request.headers
+        self.announced_bytes = request.content_length or 0
+
+    async def body(self, most_bytes: int, permit: ConcurrencyPermit) -> bytes:
+        return await body_of(self._request, most_bytes, permit)
 
 
 def _named(request: web.Request) -> tuple[str, str]:

@@ -33,7 +33,7 @@ _BINARY_SIZE = "binary_data_size"
 
 
 def request_of(
-    body: bytes, json_size: int | None, model: Model, conversion: ConversionContext
+    body: bytes | memoryview, json_size: int | None, model: Model, conversion: ConversionContext
 ) -> tuple[InferenceRequest, OutputFormat]:
     """Returns the request in `body`, and the format of its answer.
 
@@ -78,8 +78,10 @@ def request_of(
 
 def response_of(
     response: InferenceResponse, form: OutputFormat, wanted: tuple[int, ...], memory: TensorMemory
-) -> tuple[bytes, int | None]:
-    """Returns the body for `response`, and the size of its JSON; None if no bytes follow it.
+) -> tuple[list[bytes | memoryview], int | None]:
+    """Returns the pieces of the body for `response`, and the size of its JSON.
+
+    The size is None if no bytes follow the JSON.
 
     Outputs that have a place in `memory` are written there.
 
@@ -88,7 +90,7 @@ def response_of(
     """
     model = response.model
     outputs: list[Document] = []
-    payload: list[bytes] = []
+    payload: list[bytes | memoryview] = []
     is_finite = True
     for at, (index, array) in enumerate(zip(wanted, response.outputs, strict=True)):
         spec = model.outputs[index]
@@ -108,9 +110,9 @@ def response_of(
                 tensor_parameters.SIZE: len(raw),
             }
         elif form.binary[at]:
-            raw = raw_tensors.to_raw(array)
-            output["parameters"] = {_BINARY_SIZE: len(raw)}
-            payload.append(raw)
+            piece = raw_tensors.raw_of(array)
+            output["parameters"] = {_BINARY_SIZE: len(piece)}
+            payload.append(piece)
         else:
             output["data"] = json_tensors.to_json(array, f"outputs[{at}]")
             is_finite = is_finite and json_tensors.is_finite(array)
@@ -124,7 +126,7 @@ def response_of(
         },
         is_finite=is_finite,
     )
-    return b"".join((document, *payload)), len(document) if payload else None
+    return [document, *payload], len(document) if payload else None
 
 
 def metadata_of(model: Model, versions: Sequence[str]) -> Document:

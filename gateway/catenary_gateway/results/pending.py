@@ -49,6 +49,8 @@ class BatchAttempt:
     dispatched_ns: int
     expected_ns: int
     """Time at which the scheduler expects the last hop to be done."""
+    window: int = 0
+    """Id of the window by which it was sent; 0 if the scheduler ordered it."""
     agents: tuple[str, ...] = ()
     """Agents of the route. The last one sends the result; any of them may report a failure."""
     waiting: int = 0
@@ -74,6 +76,7 @@ class PendingRequest:
     __slots__ = (
         "arrival",
         "attempts",
+        "by_window",
         "deadline_ns",
         "future",
         "have",
@@ -98,6 +101,8 @@ class PendingRequest:
         self.deadline_ns = deadline_ns
         self.future = future
         self.submitted_ns = 0
+        self.by_window = False
+        """True while it goes by a window, and no scheduler knows it."""
         self.attempts: list[BatchAttempt] = []
         self.have = bytearray(request.rows)
         self.missing = request.rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,18 @@ from catenary_services.transport.frames import read_header, tensor_views
 from catenary_services.transport.interface import FrameSender, ReceivedFrame
 
 _log = get_logger("catenary_gateway.results.results")
+
+
+class WindowBatches(Protocol):
+    """The part of `WindowDispatcher` that hears of results."""
+
+    def answered(self, batch_id: int) -> None:
+        """Notes that the result of a batch is there."""
+        ...
+
+    def failed(self, batch_id: int) -> None:
+        """Notes that a batch brings no result."""
+        ...
 
 
 class ResultMerger:
@@ -43,6 +56,8 @@ class ResultMerger:
         returns False if the sender has no part in it."""
         self.keepers: dict[int, Callable[[frame_pb2.FrameHeader, ReceivedFrame], None]] = {}
         """Handlers of kinds of frames whose payload matters; a handler may release the frame."""
+        self.of_window: WindowBatches | None = None
+        """Told of the batches that were sent by windows."""
         self.on_refused: Callable[[], None] = _nothing
         """Called for every frame whose sender was not to send it."""
         self.dropped = 0
@@ -83,6 +98,8 @@ class ResultMerger:
         if header.kind == frame_pb2.FRAME_KIND_FAILURE:
             # The scheduler gets the failure too, and decides; here it is kept for the trace.
             attempt.failed = header.failure.reason
+            if attempt.window and self.of_window is not None:
+                self.of_window.failed(attempt.batch_id)
             return
         if header.kind != frame_pb2.FRAME_KIND_RESULT:
             raise InvalidInput("kind", "a gateway takes results only")
@@ -94,6 +111,8 @@ class ResultMerger:
                 raw = views[tensor.name].astype(np.uint8, copy=False)
                 views[tensor.name] = decode_bytes(raw, tensor.shape)
         self._merge(header, attempt, views)
+        if attempt.window and self.of_window is not None:
+            self.of_window.answered(attempt.batch_id)
 
     def _refuse(self, sender: FrameSender) -> None:
         self.refused += 1

@@ -13,6 +13,7 @@ from catenary_services.domain.tensors import BYTES, DTYPE_OF
 from catenary_services.errors import InvalidInput
 from catenary_services.transport.bytes_tensors import decode_bytes, encode_bytes
 
+_VIEWED_BYTES = 16 * 1024
 ObjectArray = NDArray[np.object_]
 """An array of BYTES, whose elements are `bytes` of any length."""
 
@@ -74,3 +75,10 @@ def to_raw(array: Tensor) -> bytes:
     if array.dtype == np.object_:
         return encode_bytes(array.astype(np.object_, copy=False))
     return array.tobytes()
+
+
+def raw_of(array: Tensor) -> bytes | memoryview:
+    """Returns what `to_raw` does, which is a view of a large array; nobody may change that then."""
+    if array.nbytes < _VIEWED_BYTES or array.dtype == np.object_:
+        return to_raw(array)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -104,6 +104,10 @@ class StepItem:
     not accept the token it chooses."""
     scores: StepScores | None = None
     """Filled in by the step, only where the model's last block is; None if nothing is asked for."""
+    drafts: Sequence[int] = ()
+    """The guessed token ids that the last inputs belong to, after a first one that is known. With
+    them "token" is int64 [1 to n]: the choice after the known input, and after each guess that
+    equals the choice before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,12 @@ class DecoderExecutor(Protocol):
     """The sizes of the model in the form in which this executor holds it."""
     commits_on_use: bool
     """True if the memory of a cache is allocated as it is written and freed with its session."""
+    takes_drafts: bool
+    """True if the last inputs of a session in a step may be guessed tokens."""
+    exports_caches: bool
+    """True if caches can be copied out and in; False for engines, whose sessions move by tokens."""
+    adapters: frozenset[str]
+    """The LoRA adapters with which sessions may generate."""
 
     @property
     def memory_bytes(self) -> int:
@@ -216,6 +226,14 @@ class DecoderExecutor(Protocol):
             InvalidInput: A session is not open or occurs twice, a position is not its number of
                 cached tokens, its tokens would be too many, or an array does not fit. Nothing has
                 been computed then.
+        """
+        ...
+
+    def truncate(self, session: int, tokens: int) -> None:
+        """Forgets the cached tokens of a session behind the first `tokens`.
+
+        Raises:
+            InvalidInput: The session is not open, or has fewer tokens cached.
         """
         ...
 

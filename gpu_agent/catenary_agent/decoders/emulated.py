@@ -209,12 +209,21 @@ class EmulatedDecoder(BookedDecoder):
             return np.zeros((len(item.inputs), self.table.hidden_size), np.float32)
         if item.want == "nothing":
             return None
-        token = token_at(item.position + len(item.inputs), self.table)
+        token = token_at(item.position + len(item.inputs) - len(item.drafts), self.table)
         if item.want == "token":
             if item.scores is not None and item.scores.token_top is not None:
                 item.scores.token = self._scored(token, token, item.scores.token_top)
-            return np.array([token])
+            return np.array(self._accepted(item, token))
         return self._logits(token)
+
+    def _accepted(self, item: StepItem, first: int) -> list[int]:
+        accepted, position = [first], item.position + len(item.inputs) - len(item.drafts)
+        for draft in item.drafts:
+            if accepted[-1] != draft:
+                break
+            position += 1
+            accepted.append(token_at(position, self.table))
+        return accepted
 
     def _logits(self, token: int) -> np.ndarray:
         logits = np.zeros(self.table.vocabulary_size, np.float32)

@@ -9,10 +9,11 @@ from catenary_agent.decoders.base import CacheLayout, DecoderExecutor
 from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import GPU_CHUNK_TOKENS, DecoderRuntime
 from catenary_services.domain.ids import PartitionKey
+from catenary_services.domain.model import ENGINE_OF
 from catenary_services.errors import NotSupported
 from catenary_services.models.model_repository import ModelRepository
 
-DecoderLibrary = Literal["auto", "onnx", "torch"]
+DecoderLibrary = Literal["auto", "onnx", "torch", "vllm", "llama_server"]
 DecoderNumbers = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -21,7 +22,8 @@ class DecoderOptions:
     """The choices of an agent about running decoders."""
 
     library: DecoderLibrary = "auto"
-    """The library: "auto" is ONNX Runtime on a CPU and PyTorch on CUDA."""
+    """The library: "auto" is ONNX Runtime on a CPU and PyTorch on CUDA. "vllm" and "llama_server"
+    are engines, which run as processes of their own (`catenary_agent.engines`)."""
     numbers: DecoderNumbers = "auto"
     """The number format of weights in PyTorch: "auto" is float32 on a CPU and float16 on CUDA."""
 
@@ -34,6 +36,8 @@ def runtime_of(device: Device, choice: DecoderOptions = DecoderOptions()) -> Dec
     """
     if device.kind == "emulated" and choice.library == "auto":
         return None
+    if choice.library in ENGINE_OF:
+        return ENGINE_OF[choice.library]
     if choice.library == "onnx" or (choice.library == "auto" and device.kind == "cpu"):
         return DecoderRuntime.ONNX
     if choice.numbers != "auto":
@@ -48,8 +52,12 @@ def runtime_of(device: Device, choice: DecoderOptions = DecoderOptions()) -> Dec
 def commits_on_use(device: Device, library: DecoderLibrary = "auto") -> bool:
     """Returns True if executors on a device allocate memory for caches as these are written.
 
-    PyTorch's slots are contiguous ranges that are allocated at once and never given back.
+    PyTorch's slots are contiguous ranges that are allocated at once and never given back. An engine
+    has all its caches from the beginning, but gives each session blocks as it grows, so that here
+    too their number of tokens is the limit.
     """
+    if library in ENGINE_OF:
+        return True
     return device.kind != "cuda" and (device.kind == "emulated" or library != "torch")
 
 
@@ -75,9 +83,9 @@ def load_decoder(  # noqa: PLR0913, PLR0917  (three of them are settings of the 
         NotSupported: The model generates no text, or the library is missing or does not run on the
             device.
     """
-    platform = repository.manifest(key.model).platform
-    if platform != "decoder":
-        raise NotSupported(f"{key.model} is {platform}: it does not generate text")
+    manifest = repository.manifest(key.model)
+    if not manifest.generates_text:
+        raise NotSupported(f"{key.model} is {manifest.platform}: it does not generate text")
     if device.kind == "emulated":
         from catenary_agent.decoders.emulated import EmulatedDecoder
 

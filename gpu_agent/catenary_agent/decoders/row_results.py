@@ -7,7 +7,7 @@ the whole step.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,31 +29,48 @@ _log = get_logger("catenary_agent.decoders")
 def row_results(
     chooser: TokenSampler, logits: Any, items: Sequence[StepItem]
 ) -> list[NDArray[Any]]:
-    """Returns each item's result for its row, on the host.
+    """Returns each item's result for its rows, on the host.
 
     Args:
         chooser: The sampler of the executor.
-        logits: float32 [items, vocabulary] on any device; not changed.
+        logits: float32 [rows, vocabulary] on any device; not changed. Of each item one row, and one
+            more for each of its drafts.
         items: Items that want "token" or "logits".
     """
-    rows, asked = [], []
+    rows: list[int] = []
+    asked: list[Asked] = []
+    firsts: list[int] = []
     tokens: dict[int, int] = {}
-    for row, item in enumerate(items):
+    row = 0
+    for item in items:
+        firsts.append(row)
+        row += 1 + len(item.drafts)
         if item.want != "token" or item.sampler is None:
             continue
         # Here a device may still be computing the logits.
         if item.sampler.take_mask():
-            rows.append(row)
+            rows += range(firsts[-1], row)
             asked.append((item.session, item.sampler))
+            asked += [(item.session, item.sampler.ahead(n)) for n in range(1, len(item.drafts) + 1)]
         else:
-            tokens[row] = NO_MASK
+            tokens[firsts[-1]] = NO_MASK
     if rows:
         tokens.update(zip(rows, _tokens(chooser, logits, asked, rows), strict=True))
-        _score(chooser, logits, items, tokens)
+        _score(chooser, logits, items, firsts, tokens)
     return [
-        np.array([tokens[row]]) if row in tokens else chooser.host(logits[row])
-        for row in range(len(items))
+        np.array(_accepted(first, item, tokens)) if first in tokens else chooser.host(logits[first])
+        for first, item in zip(firsts, items, strict=True)
     ]
+
+
+def _accepted(first: int, item: StepItem, tokens: Mapping[int, int]) -> list[int]:
+    """Returns the tokens of an item up to the first one that its next draft does not equal."""
+    accepted = [tokens[first]]
+    for row, draft in enumerate(item.drafts, first + 1):
+        if accepted[-1] != draft or row not in tokens:
+            break
+        accepted.append(tokens[row])
+    return accepted
 
 
 def score_prompt(
@@ -76,21 +93,26 @@ def score_prompt(
 
 
 def _score(
-    chooser: TokenSampler, logits: Any, items: Sequence[StepItem], tokens: dict[int, int]
+    chooser: TokenSampler,
+    logits: Any,
+    items: Sequence[StepItem],
+    firsts: Sequence[int],
+    tokens: Mapping[int, int],
 ) -> None:
-    """Scores the tokens that were chosen, of the sessions that ask for it."""
-    tops = {
-        row: scores.token_top
-        for row, token in tokens.items()
-        if (scores := items[row].scores) is not None and scores.token_top is not None and token >= 0
-    }
-    if not tops:
+    """Scores the tokens that were chosen first, of the sessions that ask for it."""
+    wanted = [
+        (row, scores, scores.token_top)
+        for row, item in zip(firsts, items, strict=True)
+        if (scores := item.scores) is not None
+        and scores.token_top is not None
+        and tokens.get(row, -1) >= 0
+    ]
+    if not wanted:
         return
-    chosen = [tokens[row] for row in tops]
-    scored = chooser.score(logits, list(tops), chosen, max(tops.values()))
-    for (row, top), each in zip(tops.items(), scored, strict=True):
-        scores = items[row].scores
-        assert scores is not None
+    rows = [row for row, _, _ in wanted]
+    most = max(top for _, _, top in wanted)
+    scored = chooser.score(logits, rows, [tokens[row] for row in rows], most)
+    for (_, scores, top), each in zip(wanted, scored, strict=True):
         scores.token = each._replace(top=each.top[:top])
 
 

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.engine.batch import Batch
 from catenary_agent.engine.computing.compute import ComputeThread
-from catenary_agent.engine.computing.feeder import ComputeJob, Feeder, Job, run_job, unstage
+from catenary_agent.engine.computing.feeder import (
+    ComputeJob,
+    Feeder,
+    Job,
+    run_job,
+    run_now,
+    unstage,
+)
 from catenary_agent.engine.emulated_link import EmulatedLink
 from catenary_agent.engine.inbound.arrivals import ArrivedFrame, BatchReceiver
 from catenary_agent.engine.inbound.assembly import Assembler
@@ -93,6 +100,8 @@ class BatchEngine:
         self._link = None if speed is None else EmulatedLink(speed)
         self._outbound = OutputSender(hub, agent_id, limits.push_timeout_s, self._link)
         self._feeder = Feeder(self._outbound.stage, self._failed, _MOST_UNPUSHED_BATCHES, deque())
+        if not limits.faults.is_armed:  # a step that hangs must not hang the event loop
+            self._feeder.compute_here = self._compute_here
         self._arrivals = BatchReceiver(
             agent_id,
             self.partitions,
@@ -271,8 +280,20 @@ class BatchEngine:
 
     # -- the life of a batch ---------------------------------------------------------------------
 
+    def _compute_here(self, batch: Batch) -> bool:
+        """Computes and delivers a short batch, unless a step of sessions has the device."""
+        turns = self.steps.turns
+        if not turns.try_take():
+            return False
+        try:
+            run_now(batch, self.steps)
+        finally:
+            turns.give_back()
+        self._computed(batch)
+        return True
+
     def _computed(self, job: Job) -> None:
-        """Called on the event loop when the thread has finished a job."""
+        """Called on the event loop when a job is done."""
         self._feeder.finished(job)
         if isinstance(job, ComputeJob):
             if job.done.done():  # cancelled meanwhile

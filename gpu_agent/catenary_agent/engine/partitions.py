@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2
     from catenary_services.domain.model import TokenUnits
 
+_SHORT_NS = 250_000
+"""The hand-over of a batch to a thread, and of its outputs back, costs as much: two wake-ups."""
+
 
 @dataclass(slots=True, eq=False)
 class LoadedPartition:
@@ -30,6 +33,8 @@ class LoadedPartition:
     """True if rows of unlike sizes may share a batch: the model ignores the zeros behind them."""
     units: TokenUnits | None = None
     """The units of its batches, if the model is given texts; None: rows."""
+    any_thread: bool = False
+    """Whether short batches may be computed on the event loop."""
     uses: int = 0
     """Number of batches that still need the executor."""
     retired: bool = False
@@ -48,6 +53,12 @@ class LoadedPartition:
         """The most rows one batch may have, however short they are."""
         most = self.most_units
         return most if self.units is None else self.units.most_rows(most)
+
+    def is_short(self, rows: int) -> bool:
+        """Returns True for a batch that takes less time than handing it to a thread is worth."""
+        if not self.any_thread or self.units is not None or rows > len(self.compute_ns):
+            return False
+        return self.compute_ns[rows - 1] <= _SHORT_NS
 
     @property
     def batched(self) -> bool:

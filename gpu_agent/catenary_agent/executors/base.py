@@ -15,7 +15,7 @@ from catenary_services.errors import InvalidInput
 
 
 class Executor(Protocol):
-    """An executor of one partition. It is not thread-safe: one compute thread calls it."""
+    """An executor of one partition. It is not thread-safe: one thread at a time calls it."""
 
     key: PartitionKey
     memory_bytes: int
@@ -27,6 +27,8 @@ class Executor(Protocol):
     inputs: tuple[TensorSpec, ...]
     """The inputs in the datatypes in which they travel: FP16 where the boundary is cast."""
     outputs: tuple[TensorSpec, ...]
+    is_tied_to_thread: bool
+    """Whether it is always the same thread that has to call it."""
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
         """Returns the output shapes for these input shapes; None if only a run can tell."""
@@ -90,6 +92,7 @@ class PartExecutor:
         self.batched = ends.batched
         self.inputs = ends.inputs
         self.outputs = ends.outputs
+        self.is_tied_to_thread = True
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
         """Returns the output shapes that follow from the specs alone; None if they do not."""

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
-import onnx_ir as ir
 import onnxruntime
 
 from catenary_agent.devices.device import cuda_memory_bytes
@@ -25,34 +23,19 @@ from catenary_agent.executors.onnx_device import (
     preload_libraries,
 )
 from catenary_agent.executors.onnx_texts import to_elements, to_texts
-from catenary_agent.partitioning.jailed import PartOrder, WeightRanges, extracted_part
-from catenary_agent.partitioning.onnx_file import external_tensors
-from catenary_agent.partitioning.onnx_graph import (
-    OnnxModel,
-    extract_part,
-    load_onnx,
-    with_float16_ends,
-)
+from catenary_agent.partitioning.jailed import extracted_part
 from catenary_agent.partitioning.signature import PartitionSignature, Shape
-from catenary_agent.words import words
 from catenary_services.domain.ids import PartitionKey
-from catenary_services.domain.model import BlockTable
-from catenary_services.domain.tensors import BYTES, TensorSpec
+from catenary_services.domain.tensors import BYTES
 from catenary_services.errors import InvalidInput
-from catenary_services.jail.child import JailWorkspace
 from catenary_services.models.model_repository import ModelRepository
 
-_CAST = ".float16"
+CAST = ".float16"
+"""The end of the names of inputs and outputs that are cast from and to float16."""
 _SHAPES_KEPT = 64
-_DATA_DEPENDENT = words("""
-    Compress If Loop NonMaxSuppression NonZero Range Scan StringSplit TopK Unique
-""")
 _COPIED_BYTES = 128 * 1024
 """Results up to this size are copied to the caller's buffers: binding buffers costs more (35
 us)."""
-_EXTERNAL_BYTES = 64 << 20
-"""Parts above this size keep their weights in a second file: a session maps it, and need not hold
-the bytes of the graph beside them. A protobuf ends at 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +62,7 @@ class OnnxPart(PartExecutor):
         self._feeds = [
             (index, name)
             for index, spec in enumerate(self.inputs)
-            for name in (spec.name, spec.name + _CAST)
+            for name in (spec.name, spec.name + CAST)
             if name in feeds
         ]
         position = {spec.name: index for index, spec in enumerate(self.inputs)}
@@ -100,6 +83,7 @@ class OnnxPart(PartExecutor):
         if options.device.kind == "cuda" and not self._has_texts:
             place = ("cuda", options.device.index)
             self._on_device = DeviceRuns(self._session, *place, keep=self._shapes_repeat)
+        self.is_tied_to_thread = options.device.kind != "cpu"
 
     def output_shapes(self, input_shapes: Sequence[Shape]) -> list[Shape] | None:
         """Returns the outputs' shapes as seen in an earlier run, or from the specs; else None."""
@@ -199,52 +183,6 @@ def load_onnx_part(
     ends = PartitionSignature.of(repository, key, float16_boundaries)
     with extracted_part(repository, ends, "onnxruntime_onnx", "onnx") as folder:
         return OnnxPart(ends, folder / "part.onnx", options)
-
-
-def write_part_in_jail(job: bytes, room: JailWorkspace) -> bytes:
-    """Writes the part of an encoded `PartOrder`."""
-    order = msgspec.json.decode(job, type=PartOrder)
-    write_part(load_onnx(room.inputs[0] / order.file), order.table, order.ends, room.output)
-    return b""
-
-
-def weights_in_jail(job: bytes, room: JailWorkspace) -> bytes:
-    """Returns what the part of an encoded `PartOrder` reads of the files beside the graph."""
-    order = msgspec.json.decode(job, type=PartOrder)
-    source = load_onnx(room.inputs[0] / order.file)
-    part, _, _ = _cut_part(source, order.table, order.ends)
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    for tensor in external_tensors(part):
-        span = (tensor.offset or 0, tensor.length or tensor.nbytes)
-        ranges.setdefault(str(tensor.location), []).append(span)
-    return msgspec.json.encode(WeightRanges(ranges))
-
-
-def _cut_part(
-    source: OnnxModel, table: BlockTable, ends: PartitionSignature
-) -> tuple[ir.Model, tuple[TensorSpec, ...], list[TensorSpec]]:
-    """Returns the part of a range of blocks, and the tensors at its two ends."""
-    given = table.boundaries[ends.key.first_block].tensors
-    names = {spec.name for spec in given}
-    wanted = [t for t in table.boundaries[ends.key.last_block].tensors if t.name not in names]
-    return extract_part(source, given, wanted), given, wanted
-
-
-def write_part(
-    source: OnnxModel, table: BlockTable, ends: PartitionSignature, folder: Path
-) -> None:
-    """Writes `part.onnx` (and, if large, `part.data`) for a range of blocks into `folder`."""
-    part, given, wanted = _cut_part(source, table, ends)
-    repeat = not any(node.op_type in _DATA_DEPENDENT for node in part.graph.all_nodes())
-    part.metadata_props["shapes_repeat"] = "1" if repeat else "0"
-    inner = [{t.name for t in end if t.datatype == "FP32"} for end in (given, wanted)]
-    wire = [{t.name for t in end if t.datatype == "FP16"} for end in (ends.inputs, ends.outputs)]
-    with_float16_ends(part, inner[0] & wire[0], inner[1] & wire[1], _CAST)
-    size = sum(t.const_value.nbytes for t in part.graph.initializers.values() if t.const_value)
-    is_large = size > _EXTERNAL_BYTES
-    if not is_large:  # weights that the model keeps in another file come into the part
-        part = ir.external_data.load_to_model(part)
-    ir.save(part, folder / "part.onnx", external_data="part.data" if is_large else None)
 
 
 def _open_session(path: Path, options: OnnxOptions) -> onnxruntime.InferenceSession:

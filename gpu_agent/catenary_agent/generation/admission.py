@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from catenary_agent.decoders.sampling.sampling import SessionSampler
 from catenary_agent.engine.inbound.intake import not_loaded
 from catenary_agent.generation.cache.cache_pushing import outlets_of
+from catenary_agent.generation.drafts.drafter import Drafter
 from catenary_agent.generation.state.incidents import incident
 from catenary_agent.generation.state.session import PendingCache, Session
 from catenary_agent.generation.state.states import (
@@ -21,9 +22,10 @@ from catenary_services.errors import CatenaryError, InvalidInput, Overloaded
 from catenary_services.grpc.sampling_messages import sampling_of_message
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.events import SessionOpened
+    from catenary_agent.decoders.base import DecoderExecutor
+    from catenary_agent.generation.state.events import RowsArrived, SessionOpened
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-    from catenary_agent.generation.state.session import Hidden, IncomingMigration, SessionSpec
+    from catenary_agent.generation.state.session import IncomingMigration, SessionSpec
     from catenary_agent.generation.state.states import SessionState
     from catenary_agent.kv import CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
@@ -78,6 +80,8 @@ def admit(
         raise InvalidInput("token_ids", f"{len(tokens)} tokens; a session has at most {limit}")
     if max(tokens) >= table.vocabulary_size:
         raise InvalidInput("token_ids", f"{max(tokens)} is not in the vocabulary")
+    if opening.adapter and opening.adapter not in executor.adapters:
+        raise InvalidInput("model", f"{batcher.key.model} has no adapter {opening.adapter!r} here")
     if spec.is_last != (spec.own_hop.last_block == table.blocks):
         raise InvalidInput("route", "does not end at the model's last block")
     room = _room(opening, limit)
@@ -102,6 +106,8 @@ def admit(
         event.arrived,
         state,
         tokens=tokens if spec.is_first else [],
+        drafter=_drafter_of(spec, executor),
+        ring_takes_drafts=spec.is_last,
         sampler=sampler,
         opened_ns=event.arrived.received_ns,
         expected=len(tokens) if spec.side == "decode" else len(tokens) - 1 if shares else 0,
@@ -111,6 +117,13 @@ def admit(
         introduced=incoming is not None,
         is_held=sampler is not None and sampler.mask is not None,
     )
+
+
+def _drafter_of(spec: SessionSpec, executor: DecoderExecutor) -> Drafter | None:
+    """Returns what guesses tokens of a session here; None if none can be guessed."""
+    if not spec.is_first or spec.side == "prefill" or not executor.takes_drafts:
+        return None
+    return Drafter() if sampling_of_message(spec.opening.sampling).takes_drafts else None
 
 
 def _first_state(
@@ -184,29 +197,38 @@ def _batcher_for(
     return max(free, key=lambda batcher: batcher.key.first_block)
 
 
-def check_rows(session: Session, position: int, rows: Hidden) -> None:
+def check_rows(session: Session, event: RowsArrived) -> None:
     """Checks hidden states that came from the previous hop.
 
     Raises:
-        InvalidInput: They leave a gap, repeat a position, have another hidden size, or are too
-            many.
+        InvalidInput: They leave a gap, repeat a position, have another hidden size, are too many,
+            or belong to guesses that this session cannot have.
     """
-    if position != session.expected:
+    position, rows = event.position, event.rows
+    if not session.expected <= position <= session.expected + len(session.drafted):
         raise InvalidInput("position", f"{position}; {session.expected} comes next")
     if len(rows) == 0 or rows.shape[1] != session.batcher.executor.table.hidden_size:
         raise InvalidInput("payload", f"has the shape {list(rows.shape)}")
     if position + len(rows) > session.limit:
         raise InvalidInput("tokens", f"{position + len(rows)}; at most {session.limit} are kept")
+    sampler = session.sampler
+    if event.drafts.tokens and sampler is not None and not sampler.parameters.takes_drafts:
+        raise InvalidInput("draft_token_ids", "the parameters of this session exclude guesses")
 
 
 def check_token(session: Session, position: int, token_id: int) -> None:
     """Checks a token that came from the last hop.
 
+    A further token of the same step may follow one that was guessed.
+
     Raises:
         InvalidInput: It leaves a gap, repeats a position, is unknown to the model or one too many.
     """
     expected = len(session.tokens)
-    if position != expected or session.cached != expected:
+    follows_guess = session.cached == expected - 1 and (
+        session.tokens[-1:] == list(session.drafted[:1])
+    )
+    if position != expected or not (session.cached == expected or follows_guess):
         raise InvalidInput("position", f"{position}; {expected} comes next")
     if token_id >= session.batcher.executor.table.vocabulary_size:
         raise InvalidInput("token_id", f"{token_id} is not in the vocabulary")

@@ -45,6 +45,8 @@ class GenerationLimits:
     """Limits of one step, of the time a peer may take, and of the bytes that wait for it."""
 
     chunk_tokens: int = 64
+    draft_tokens: int = 8
+    """The most guessed tokens of a session in one step."""
     push_timeout_s: float = 2.0
     max_waiting_bytes: int = 256 << 20
     """The most bytes of frames in one line to a peer (see `PeerSender`)."""

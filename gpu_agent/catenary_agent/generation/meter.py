@@ -49,6 +49,9 @@ class GenerationMeter:
         """Counts the output of the generation loop."""
         metrics = self._metrics
         self.steps(out.steps)
+        for model, guesses, right in out.guesses:
+            metrics.generation_guesses.labels(model, "right").inc(right)
+            metrics.generation_guesses.labels(model, "wrong").inc(guesses - right)
         for model, duration_ns in out.handed_over:
             metrics.handover_seconds.labels(model).observe(duration_ns * _NS)
         for cache in out.caches:

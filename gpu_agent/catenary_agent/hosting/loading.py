@@ -14,8 +14,12 @@ from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
 from catenary_agent.devices.device_errors import DeviceErrorKind, error_kind_of
 from catenary_agent.engine.partitions import LoadedPartition
 from catenary_agent.engine.reporting import FixedMessage, OutgoingMessage, is_retryable
+from catenary_agent.engines.batcher import EngineBatcher
+from catenary_agent.engines.executor import EngineExecutor
+from catenary_agent.engines.loading import EngineHost, load_engine
 from catenary_agent.executors.loading import load_executor
 from catenary_agent.generation.loop.loading import DecoderLoader
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher
 from catenary_agent.generation.state.reporting import key_message
 from catenary_agent.hosting.canary import (
     Answer,
@@ -65,6 +69,8 @@ class LoadTarget:
     """The folder of TensorRT's engines; None if TensorRT is not used."""
     store: ModelStore | None = None
     """The store that fetches missing files of models; None if all must be here."""
+    engine: EngineHost | None = None
+    """The parts that engines need, if language models are served by one; None if they are not."""
 
 
 class PartitionLoader:
@@ -89,7 +95,7 @@ class PartitionLoader:
             self._open_decoder,
             self._check_fits,
             self._check_decoder,
-            self._masks_for,
+            self._batcher_for,
         )
         self._host = host
         self._tell = tell
@@ -143,6 +149,8 @@ class PartitionLoader:
 
     async def close(self) -> None:
         """Cancels all loads in progress. Idempotent."""
+        if self._host.engine is not None:
+            self._host.engine.stopping.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -217,6 +225,7 @@ class PartitionLoader:
             content,
             pads,
             executor.ends.units,
+            any_thread=not executor.is_tied_to_thread,
         )
         self._engine.partitions.add(loaded)
         return loaded
@@ -232,7 +241,9 @@ class PartitionLoader:
         await self._check_canary(executor, precision, content, ask, self._engine.on_compute_thread)
 
     async def _check_decoder(self, executor: DecoderExecutor, content: str) -> None:
-        """Runs the canary test of decoder blocks; see `_check_canary`."""
+        """Runs the canary test of decoder blocks; see `_check_canary`. Engines show no logits."""
+        if isinstance(executor, EngineExecutor):
+            return
         precision = self._host.repository.manifest(executor.key.model).precision
         if type(executor).__name__ == "TorchDecoder" and self._host.device.kind == "cuda":
             precision = "cuda" if precision == "fp32" else f"cuda-{precision}"
@@ -315,6 +326,8 @@ class PartitionLoader:
         tokens = layout.memory_tokens(commits_on_use=on_use)
         # Only the caches are known before anything is read; `DecoderLoader` checks the whole later.
         self._check_fits(key, held.slot_bytes(tokens))
+        if host.engine is not None:
+            return load_engine(host.repository, key, layout, host.engine), content
         executor = load_decoder(
             host.repository,
             key,
@@ -331,6 +344,12 @@ class PartitionLoader:
                 if reading.lists(tokenizer := reading.folder / "tokenizer.json"):
                     reading.begin(tokenizer, first=True)
         return executor, content
+
+    def _batcher_for(self, executor: DecoderExecutor) -> PartitionBatcher:
+        """Returns the queues in front of an executor."""
+        if isinstance(executor, EngineExecutor):
+            return EngineBatcher(executor)
+        return PartitionBatcher(executor, masks=self._masks_for(executor))
 
     def _masks_for(self, executor: DecoderExecutor) -> GrammarMasks | None:
         """Returns the masks of a partition that samples tokens; an emulated one makes them up."""

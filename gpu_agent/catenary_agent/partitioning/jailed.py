@@ -128,7 +128,7 @@ def extracted_part(
     """
     model = ends.key.model
     table, file = repository.block_table(model), repository.model_file(model)
-    module = "torch_part" if platform == "pytorch_exported" else "onnx_part"
+    module = "torch_part" if platform == "pytorch_exported" else "onnx_writing"
     wanted = ("part.pt2",) if platform == "pytorch_exported" else ("part.onnx", "part.data")
 
     def build(folder: Path) -> None:
@@ -159,7 +159,7 @@ def _begin_weights(reading: VerifiedReading, file: Path, job: bytes) -> None:
     others = set(reading.names()) - {file.relative_to(reading.folder).as_posix()}
     reading.begin(file, first=True)
     work = work_on_model(
-        file, "onnxruntime_onnx", "catenary_agent.executors.onnx_part:weights_in_jail", job
+        file, "onnxruntime_onnx", "catenary_agent.executors.onnx_writing:weights_in_jail", job
     )
     answer = answer_of(run_jailed(work), WeightRanges, file.name)
     for name in answer.files:

@@ -14,8 +14,9 @@ import onnxruntime
 
 from catenary_agent.executors.base import Executor
 from catenary_agent.executors.device import Device
-from catenary_agent.executors.onnx_part import OnnxOptions, OnnxPart, write_part
+from catenary_agent.executors.onnx_part import OnnxOptions, OnnxPart
 from catenary_agent.executors.onnx_texts import to_elements, to_texts
+from catenary_agent.executors.onnx_writing import write_part
 from catenary_agent.partitioning.graph import CutGraph
 from catenary_agent.partitioning.onnx_graph import OnnxModel, load_onnx
 from catenary_agent.partitioning.signature import PartitionSignature

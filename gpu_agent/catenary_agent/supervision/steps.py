@@ -89,8 +89,7 @@ class RunningSteps:
         booked_ns: Nanoseconds = 0,
     ) -> T:
         """Returns the result of `work`, which counts as a running step until then."""
-        number = self._mine.number = next(self._numbers)
-        self._steps[number] = RunningStep(kind, partition, booked_ns, self._clock())
+        number = self._mine.number = self.begin(kind, partition, booked_ns)
         try:
             if self._faults is None or (during := _FAULTS.get(kind)) is None:
                 return work()
@@ -100,7 +99,19 @@ class RunningSteps:
                 self.lost(error)
             raise
         finally:
-            del self._steps[number]
+            self.end(number)
+
+    def begin(
+        self, kind: StepKind, partition: PartitionKey | None = None, booked_ns: Nanoseconds = 0
+    ) -> int:
+        """Registers a step that runs outside this process, until `end` is given its number."""
+        number = next(self._numbers)
+        self._steps[number] = RunningStep(kind, partition, booked_ns, self._clock())
+        return number
+
+    def end(self, number: int) -> None:
+        """Notes that a step has ended."""
+        del self._steps[number]
 
     def renew(self) -> None:
         """Counts the calling thread's step as begun now: what it waits for makes progress."""

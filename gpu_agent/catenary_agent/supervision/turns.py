@@ -30,6 +30,21 @@ class DeviceTurns:
         """The number of threads that wait for their turn."""
         return len(self._waiting)
 
+    def try_take(self) -> bool:
+        """Takes the device if nobody has it, and returns whether it did; never waits."""
+        with self._guard:
+            is_free = not self._is_taken
+            self._is_taken = True
+            return is_free
+
+    def give_back(self) -> None:
+        """Ends the turn of who has the device."""
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().set()  # the device stays taken, by the next one
+            else:
+                self._is_taken = False
+
     def __enter__(self) -> None:
         with self._guard:
             if not self._is_taken:
@@ -45,8 +60,4 @@ class DeviceTurns:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._guard:
-            if self._waiting:
-                self._waiting.popleft().set()  # the device stays taken, by the next one
-            else:
-                self._is_taken = False
+        self.give_back()

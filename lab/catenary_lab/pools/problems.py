@@ -74,6 +74,30 @@ def known_models(dataset: PlanningDataset) -> dict[str, PooledModel]:
     return found
 
 
+def of_models(problem: PoolingProblem, dataset: PlanningDataset, count: int) -> PoolingProblem:
+    """Returns the problem with so many models of the data set, however many it has.
+
+    A model that comes again has an SLO that is longer by a tenth each time, up to half, and loads
+    are from one to seven parts. The batch building time is left out, as it depends on the plan.
+    """
+    known = list(known_models(dataset).values())
+    models = []
+    for index in range(count):
+        turn, at = divmod(index, len(known))
+        scale = 1 + (turn % 6) / 10
+        models.append(
+            replace(
+                known[at],
+                name=f"{known[at].name}-{turn + 1}",
+                slo_us=known[at].slo_us * scale,
+                margin_us=known[at].margin_us * scale,
+                weight=(1 + index % 7) / (4 * count),
+                batch_build_us_per_row=0.0,
+            )
+        )
+    return replace(problem, models=tuple(models))
+
+
 def classes_of(dataset: PlanningDataset, cluster: str) -> tuple[GpuClass, ...]:
     """Returns the classes of a cluster.
 

@@ -24,7 +24,7 @@ from catenary_scheduler.planning.pooled.columns.columns import (
 from catenary_scheduler.planning.pooled.columns.device_tables import device_tables
 from catenary_scheduler.planning.pooled.columns.pruning import groups_of_equal_rows
 from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
-from catenary_scheduler.planning.pooled.infeasible import why_no_pipeline
+from catenary_scheduler.planning.pooled.infeasible import check_pipelines
 from catenary_scheduler.planning.pooled.problem import PooledModel, PoolingProblem
 from catenary_scheduler.planning.pooled.solving.exact import solve_exactly
 from catenary_scheduler.planning.pooled.solving.highs import SolverLimits, solve_with_highs
@@ -73,8 +73,7 @@ def all_reference_columns(problem: PoolingProblem) -> list[PipelineColumns]:
     columns = []
     for model in problem.models:
         columns.append(reference_columns(problem, model))
-        if not len(columns[-1]):
-            raise why_no_pipeline(problem, model)
+        check_pipelines(problem, model, columns[-1])
     return columns
 
 
@@ -103,7 +102,7 @@ def reference_by_highs(request: SolveRequest, axes: TableAxes) -> PooledSolution
     pruned = [undominated_in_order(columns) for columns in all_reference_columns(request.problem)]
     task = MilpTask(request.problem, pruned, request.objective, request.rates, reference_rules=True)
     task, start = _with_start(task, _known_solutions(request, axes))
-    return solve_with_highs(task, SolverLimits(request.seconds_left()), start)
+    return solve_with_highs(task, SolverLimits(request.seconds_left), start)
 
 
 def _known_solutions(request: SolveRequest, axes: TableAxes) -> list[PooledSolution]:

@@ -29,19 +29,17 @@ class ContentSources:
 
         The best come first.
         """
-        others = {
-            each: record
-            for each, record in self._registry.items()
-            if each != agent and record.session is not None
-        }
-        hosts = [
-            each
-            for each, record in others.items()
-            if any(key.model == model for key in record.loaded)
-        ]
+        hosts: list[AgentId] = []
+        rest: list[AgentId] = []
+        for each, record in self._registry.items():
+            if each == agent or record.session is None:
+                continue
+            has_some = any(key.model == model for key in record.loaded)
+            (hosts if has_some else rest).append(each)
+            if len(hosts) == _MOST:
+                break
         # The first gateway comes first: where the cluster was started, it has the whole model.
         gateways = sorted(self.gateways())
-        rest = [each for each in others if each not in hosts]
         return [*gateways[:1], *hosts, *gateways[1:], *rest][:_MOST]
 
     def fetching(self, model: ModelKey) -> str:

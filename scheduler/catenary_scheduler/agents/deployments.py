@@ -24,7 +24,6 @@ from catenary_services.models.model_repository import ModelRepository
 _log = get_logger(__name__)
 _CONTENT_S = 1.0
 """Longest time for which a deployment waits for the digest of a model, in seconds."""
-DECODER = "decoder"
 SESSIONS_PER_CHAIN = 16
 """Largest number of simultaneous sessions of a chain, for models that name none."""
 
@@ -96,6 +95,8 @@ class Deployment:
             block_bytes=self.assumed_block_bytes,
             precision=self.manifest.precision,
             target=self.manifest.target,
+            engines=self.manifest.engines,
+            has_blocks=self.manifest.has_blocks,
         )
 
 
@@ -300,7 +301,7 @@ class Deployments:
         key = self._repository.resolve(reference)
         try:
             manifest = self._repository.manifest(key)
-            if manifest.platform == DECODER:
+            if manifest.generates_text:
                 decoder = self._repository.decoder_table(key)
                 return key, manifest, _table_of(decoder), decoder
             return key, manifest, self._repository.block_table(key), None

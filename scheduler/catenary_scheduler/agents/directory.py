@@ -38,10 +38,13 @@ class PeerDirectory:
         self._linger_s = linger_s
         self._clock_s = clock_s
         self._entries: dict[str, _Entry] = {}
+        self._message: scheduler_pb2.Directory | None = None
+        """The message of all entries; None if they changed since it was made."""
 
     def joined(self, peer_id: str, peer: common_pb2.Peer) -> None:
         """Notes that a peer is connected, perhaps at new addresses."""
         self._entries[peer_id] = _Entry(peer, None)
+        self._message = None
 
     def left(self, peer_id: str, now_s: float) -> None:
         """Notes that a peer's stream ended."""
@@ -62,11 +65,20 @@ class PeerDirectory:
         ]
         for peer_id in late:
             del self._entries[peer_id]
+        if late:
+            self._message = None
         return bool(late)
 
-    def directory(self) -> scheduler_pb2.Directory:
-        """Returns the directory as the message that all agents and gateways get."""
-        return scheduler_pb2.Directory(peers=[entry.peer for entry in self._entries.values()])
+    def directory(self, gateways: int) -> scheduler_pb2.Directory:
+        """Returns the message that all agents and gateways get: the same one until it changes.
+
+        Args:
+            gateways: Number of gateways that there are.
+        """
+        if self._message is None or self._message.gateways != gateways:
+            peers = [entry.peer for entry in self._entries.values()]
+            self._message = scheduler_pb2.Directory(peers=peers, gateways=gateways)
+        return self._message
 
     def records(self) -> dict[str, str | None]:
         """Returns the records that Redis keeps, by peer."""
@@ -77,3 +89,4 @@ class PeerDirectory:
         now_s = self._clock_s()
         for peer_id, peer in peers.items():
             self._entries[peer_id] = _Entry(peer, now_s)
+        self._message = None

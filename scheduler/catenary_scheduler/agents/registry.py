@@ -204,6 +204,5 @@ class AgentSender:
             record.session.send(message)
 
     def broadcast(self, message: scheduler_pb2.SchedulerToAgentMessage) -> None:
-        for record in self._registry.values():
-            if record.session is not None:
-                record.session.send(message)
+        records = self._registry.values()
+        PeerStream.send_all(message, [r.session for r in records if r.session is not None])

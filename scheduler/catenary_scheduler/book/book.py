@@ -112,6 +112,41 @@ class Book:
         """
         self._enter(batch, uses_of(batch, steps), expires_ns)
 
+    def hold(
+        self,
+        batch: BatchId,
+        position: int,
+        lines: tuple[Timeline, ...],
+        start_ns: Nanoseconds,
+        end_ns: Nanoseconds,
+    ) -> None:
+        """Books one interval on some resources at once; it expires at its end.
+
+        Raises:
+            InternalError: As by `reserve`.
+        """
+        self._enter(batch, [BookedInterval(batch, position, lines, start_ns, end_ns)], end_ns)
+
+    def resize(self, batch: BatchId, end_ns: Nanoseconds) -> bool:
+        """Moves the end of what `hold` booked; an end that is not behind its start releases it.
+
+        Returns False, and changes nothing, if the booking is over or something is booked behind it
+        that is in the way.
+        """
+        booking = self._bookings.get(batch)
+        if booking is None or len(booking.uses) != 1 or booking.uses[0].done:
+            return False
+        use = booking.uses[0]
+        if end_ns <= use.start:
+            return self.release(batch)
+        if end_ns > use.end and any(line.ends[-1] > use.end for line in use.timelines):
+            return False
+        for line in use.timelines:
+            line.resize(use, use.start, end_ns)
+        use.end = end_ns
+        self._postpone(batch, booking, end_ns)
+        return True
+
     def confirm(self, batch: BatchId, expires_ns: Nanoseconds) -> None:
         """Keeps the bookings of a batch that is alive: it does not expire before `expires_ns`.
 

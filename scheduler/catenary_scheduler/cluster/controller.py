@@ -2,7 +2,7 @@
 
 Every event (an agent came, a partition was loaded, a plan was applied, time passed) ends in
 `reconcile`, which compares what should be with what is and takes the missing steps. It may be
-called at any time and any number of times.
+called at any time and any number of times; after changes that come by the hundred it is paced.
 
     desired    the plan to serve by: one from outside, or the planner's
     rollouts   the change from the plan in force to the desired one, without a pause if possible
@@ -12,6 +12,7 @@ called at any time and any number of times.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +31,7 @@ from catenary_scheduler.agents.registry import (
 )
 from catenary_scheduler.cluster.active_plan import ActivePlan, PlanActivator, PlanCallbacks
 from catenary_scheduler.cluster.desired_plan import DesiredPlan
+from catenary_scheduler.cluster.pacing import PacedWork
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import Placement, requirements
 from catenary_scheduler.replanning.chain_costs import latency_lines, service_times
@@ -139,6 +141,7 @@ class ClusterController:
         """Time, in monotonic seconds, until which the plan of an earlier leader comes first, as far
         as its agents report; None once it is resumed."""
         self._now_s = 0.0
+        self._paced = PacedWork(lambda: self.reconcile(time.monotonic()))
         self.desired = DesiredPlan(deployments, planner, callbacks.availability)
         self.target: Placement | None = None
 
@@ -217,14 +220,14 @@ class ClusterController:
         self.desired.fix(placement, is_switching=self.is_switching)
 
     def agent_arrives(self, record: AgentState) -> None:
-        """Registers an agent with the partitions it hosts already; `reconcile` must follow."""
+        """Registers an agent with the partitions it hosts already; `changed` must follow."""
         self._hosting.connected(record)
 
     def agent_disconnected(self, agent_id: AgentId, now_s: float) -> None:
         """Notes that an agent is gone with all that it hosted."""
         self._hosting.disconnected(agent_id, now_s)
         self.content.gone(agent_id)
-        self.reconcile(now_s)
+        self._paced.ask()
 
     def partition_loaded(
         self, agent_id: AgentId, key: PartitionKey, loaded: LoadedPartition, now_s: float
@@ -232,7 +235,7 @@ class ClusterController:
         """Notes that an agent loaded a partition as ordered."""
         self._hosting.loaded(agent_id, key, loaded, now_s)
         self.content.loaded(agent_id, key)
-        self.reconcile(now_s)
+        self._paced.ask()
 
     def partition_failed(
         self,
@@ -246,7 +249,7 @@ class ClusterController:
         """Notes that an agent could not load a partition."""
         _log.warning("partition_failed", agent=agent_id, partition=str(key), error=problem)
         self._orders.failed(agent_id, key, problem, now_s, out_of_memory=out_of_memory)
-        self.reconcile(now_s)
+        self._paced.ask()
 
     def fetches(self, record: AgentState, told: Sequence[FetchProgress], now_s: float) -> None:
         """Notes how far an agent has come with fetching files; what makes progress is not late."""
@@ -260,11 +263,19 @@ class ClusterController:
     def partition_lost(self, agent_id: AgentId, key: PartitionKey) -> None:
         """Notes that an agent does not host a partition after all; it is loaded again."""
         self._hosting.lost(agent_id, key)
-        self.reconcile(self._now_s)
+        self._paced.ask()
+
+    def changed(self) -> None:
+        """Has `reconcile` called, at once or a moment later with what else has changed by then."""
+        self._paced.ask()
 
     def tick(self, now: Nanoseconds) -> None:
-        """Reconciles, as deadlines may have passed."""
-        self.reconcile(now / NANOSECONDS_PER_SECOND)
+        """Reconciles, as deadlines may have passed; this, too, may come a moment later."""
+        self._paced.ask()
+
+    def close(self) -> None:
+        """Takes no step any more by itself. Idempotent."""
+        self._paced.close()
 
     def reconcile(self, now_s: float) -> None:
         """Takes the steps that are missing from the real to the desired state."""

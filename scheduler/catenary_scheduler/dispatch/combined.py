@@ -29,6 +29,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsProgressed,
     StageReported,
     Tick,
+    WindowReported,
     earlier,
 )
 from catenary_scheduler.dispatch.pooled.dispatcher import PooledDispatcher
@@ -56,7 +57,7 @@ class CombinedDispatcher:
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
         """Folds one event into the state and returns the commands that follow, in order."""
         match event:
-            case RequestArrived() | StageReported() | BatchFailed():
+            case RequestArrived() | StageReported() | WindowReported() | BatchFailed():
                 return self.pooled.handle(event, now)
             case (
                 SessionRequested()

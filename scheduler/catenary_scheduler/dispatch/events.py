@@ -13,6 +13,7 @@ from catenary_scheduler.dispatch.text_lengths import TextLengths
 from catenary_services.domain.ids import (
     AgentId,
     BatchId,
+    GatewayId,
     ModelKey,
     Nanoseconds,
     PartitionKey,
@@ -21,6 +22,7 @@ from catenary_services.domain.ids import (
 )
 from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.domain.plan import Agent, ChainHop, Plan
+from catenary_services.domain.windows.window import WindowHop
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class RequestArrived:
     """Rows that an earlier scheduler already dispatched; only the others are scheduled."""
     texts: TextLengths | None = None
     """Lengths of the rows, if batches of the model are counted in units of tokens."""
+    takes_windows: bool = False
+    """True if its gateway can dispatch by windows."""
 
     @property
     def full_rows(self) -> float:
@@ -79,6 +83,32 @@ class StageReported:
     compute_end_ns: Nanoseconds
     transfer_start_ns: Nanoseconds | None = None
     transfer_end_ns: Nanoseconds | None = None
+    rows: int = 0
+    """Rows of the batch; 0 if that was not said."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReported:
+    """A gateway has sent batches by a dispatch window, and goes on or ends it."""
+
+    gateway: GatewayId
+    model: ModelKey
+    window: BatchId
+    number: int
+    """Number of the report, which an extension answers."""
+    first_batch: BatchId
+    rows: tuple[int, ...]
+    """Rows of the batches `first_batch` and following."""
+    requests: int
+    renew: bool
+    """True if more time is wanted; False if nothing more will be sent."""
+    busy_ns: tuple[Nanoseconds, ...] = ()
+    """Time that every hop has yet to work, if nothing more will be sent."""
+
+    @property
+    def full_rows(self) -> float:
+        """Rows that were sent; windows are for models whose batches are counted in rows."""
+        return sum(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +302,7 @@ Event = (
     | RequestCancelled
     | RequestCompleted
     | StageReported
+    | WindowReported
     | BatchFailed
     | SessionRequested
     | SessionsClosed
@@ -333,6 +364,85 @@ class DispatchBatch:
     def size(self) -> int:
         """Size of the batch as times of batches count it: units, or else rows."""
         return self.units or self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class GrantWindow:
+    """Permission for a gateway to dispatch by itself on a path for a while."""
+
+    window: BatchId
+    request: RequestId
+    """The request of the gateway that it was granted with."""
+    model: ModelKey
+    hops: tuple[WindowHop, ...]
+    """The path, with moments on the scheduler's clock."""
+    first_batch: BatchId
+    batches: int
+    most_wait_ns: Nanoseconds
+    """A batch that would wait longer for the path is not sent by the window."""
+
+    @property
+    def gateway(self) -> GatewayId:
+        return self.request.gateway
+
+    def has(self, batch: BatchId) -> bool:
+        """Returns whether a batch is sent by this window."""
+        return self.first_batch <= batch < self.first_batch + self.batches
+
+    def whole(self) -> DispatchBatch:
+        """Returns the window in the form of a batch that takes all its time."""
+        path = [
+            PlannedHop(hop.agent, hop.partition, hop.start_ns, hop.end_ns - hop.start_ns)
+            for hop in self.hops
+        ]
+        return self._batch(self.window, len(self.hops[0].compute_ns), path, self.hops[-1].end_ns)
+
+    def sent(self, batch: BatchId, rows: int, start: Nanoseconds) -> DispatchBatch:
+        """Returns one of its batches as it would have been dispatched to start at a moment."""
+        path = []
+        for hop in self.hops:
+            transfer = hop.transfer_ns[rows - 1] if hop.transfer_ns else 0
+            compute = hop.compute_ns[rows - 1]
+            at = start + transfer
+            path.append(PlannedHop(hop.agent, hop.partition, at, compute, start, transfer))
+            start = at + compute
+        return self._batch(batch, rows, path, start)
+
+    def _batch(
+        self, batch: BatchId, rows: int, path: list[PlannedHop], end: Nanoseconds
+    ) -> DispatchBatch:
+        # The gateway alone knows the requests; their number stands for none.
+        nobody = RequestId(self.request.gateway, 0)
+        return DispatchBatch(batch, rows, (BatchSlice(nobody, 0, rows, 0),), tuple(path), end)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendWindow:
+    """More time for a window."""
+
+    window: BatchId
+    gateway: GatewayId
+    number: int
+    """Number of the report that asked for it."""
+    ends_ns: tuple[Nanoseconds, ...]
+    """New end of the time on every hop."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeWindow:
+    """Order to end a window."""
+
+    window: BatchId
+    gateway: GatewayId
+    lost: bool
+    """True if batches of it without an answer will bring none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowOver:
+    """Notice that nothing of a window is booked any more."""
+
+    window: BatchId
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +512,18 @@ class Scale:
     reason: str
 
 
-Command = DispatchBatch | Reject | CancelBatch | StartSession | CloseSessions | Scale
+Command = (
+    DispatchBatch
+    | GrantWindow
+    | ExtendWindow
+    | RevokeWindow
+    | WindowOver
+    | Reject
+    | CancelBatch
+    | StartSession
+    | CloseSessions
+    | Scale
+)
 
 
 def earlier(one: Nanoseconds | None, other: Nanoseconds | None) -> Nanoseconds | None:

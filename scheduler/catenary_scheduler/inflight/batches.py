@@ -65,6 +65,12 @@ class InFlightBatches:
         self._batches[command.batch] = _Entry(command)
         self.dirty.add(command.batch)
 
+    def extended(self, command: DispatchBatch) -> None:
+        """Takes a new end of a batch in flight, or of a window; its record stays as it is."""
+        entry = self._batches.get(command.batch)
+        if entry is not None:
+            entry.command = command
+
     def stage_done(self, batch: BatchId, position: int) -> None:
         """Notes that a hop was computed; after the last hop the batch is over."""
         entry = self._batches.get(batch)

@@ -505,6 +505,7 @@ class LeaderRuntime:
     def close(self, error: CatenaryError) -> None:
         """Ends every stream with `error`; peers then look for another leader."""
         self.loop.close()
+        self.cluster.close()
         for gateway in self.gateways.connected():
             if gateway.session is not None:
                 gateway.session.close(error)

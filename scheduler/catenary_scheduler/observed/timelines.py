@@ -6,12 +6,19 @@ booked. All other work is done when somebody asks.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from catenary_scheduler.dispatch.events import DispatchBatch, PlannedHop, StageReported
+from catenary_scheduler.dispatch.events import (
+    DispatchBatch,
+    ExtendWindow,
+    GrantWindow,
+    PlannedHop,
+    StageReported,
+)
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
     AgentId,
@@ -24,6 +31,7 @@ LONGEST_NS = 30 * NANOSECONDS_PER_SECOND
 """Batches that were to end longer ago than this are forgotten."""
 _MOST_BATCHES = 16_384
 _MOST_SPANS = 8_192
+_MOST_WINDOWS = 1_024
 _ROUND_NS = 20_000_000
 """Reports of one agent within this time of each other describe the same stretch of time."""
 
@@ -90,6 +98,9 @@ class Timelines:
         self._most = most_batches
         self._entries: deque[TimelineEntry] = deque()
         self._by_id: dict[BatchId, TimelineEntry] = {}
+        self._windows: dict[BatchId, GrantWindow] = {}
+        """The latest windows by id; ids ascend."""
+        self._window_ids: list[BatchId] = []
         self._spans: deque[ResourceUse] = deque(maxlen=most_spans)
         self._rounds: dict[AgentId, tuple[Nanoseconds, Nanoseconds, Nanoseconds]] = {}
         """Moment of the latest reports, moment of the reports before, and start of the work that
@@ -108,13 +119,40 @@ class Timelines:
             del self._by_id[oldest.batch]
             self._complete_since = oldest.expected_finish_ns
 
+    def granted(self, command: GrantWindow) -> None:
+        """Notes a window, whose batches are known once agents report them."""
+        self._windows[command.window] = command
+        self._window_ids.append(command.window)
+        if len(self._window_ids) > _MOST_WINDOWS:
+            del self._windows[self._window_ids.pop(0)]
+
+    def extended(self, command: ExtendWindow) -> GrantWindow | None:
+        """Notes that a window has more time; returns the window, None if it is not remembered."""
+        grant = self._windows.get(command.window)
+        if grant is None:
+            return None
+        ends = zip(grant.hops, command.ends_ns, strict=True)
+        hops = tuple([hop._replace(end_ns=end) for hop, end in ends])
+        grant = self._windows[command.window] = replace(grant, hops=hops)
+        return grant
+
+    def window(self, window: BatchId) -> GrantWindow | None:
+        """Returns a window of late; None if it is not remembered."""
+        return self._windows.get(window)
+
+    def window_of(self, batch: BatchId) -> GrantWindow | None:
+        """Returns the window by which a batch was sent; None if none is remembered."""
+        at = bisect_right(self._window_ids, batch) - 1
+        grant = self._windows[self._window_ids[at]] if at >= 0 else None
+        return grant if grant is not None and grant.has(batch) else None
+
     def reported(self, event: StageReported) -> tuple[PlannedHop, int] | None:
         """Notes when a hop really ran.
 
         Returns:
             The hop as booked and the size of its batch; None if the batch is not remembered.
         """
-        entry = self._by_id.get(event.batch)
+        entry = self._by_id.get(event.batch) or self._sent_by_window(event)
         if entry is None or event.position >= len(entry.command.path):
             return None
         moved = None
@@ -160,3 +198,12 @@ class Timelines:
 
     def __contains__(self, batch: BatchId) -> bool:
         return batch in self._by_id
+
+    def _sent_by_window(self, event: StageReported) -> TimelineEntry | None:
+        """Notes a batch of a window of which an agent speaks first, and returns its entry."""
+        grant = self.window_of(event.batch)
+        if grant is None or not 1 <= event.rows <= len(grant.hops[0].compute_ns):
+            return None
+        start = event.compute_start_ns
+        self.dispatched(grant.sent(event.batch, event.rows, start), start)
+        return self._by_id[event.batch]

@@ -16,7 +16,12 @@ from catenary_scheduler.planning.placement import (
     Placement,
     StagePlacement,
 )
-from catenary_services.domain.decoder import AllocatedSizes, DecoderTable, why_not_loaded
+from catenary_services.domain.decoder import (
+    AllocatedSizes,
+    DecoderRuntime,
+    DecoderTable,
+    why_not_loaded,
+)
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.model import BlockTable
@@ -58,6 +63,10 @@ class DeployedModel:
     """Precision in which CPU agents keep the weights of a model that generates text."""
     target: str = "both"
     """Devices for which a model that generates text was imported: "cpu", "gpu" or "both"."""
+    engines: frozenset[DecoderRuntime] = frozenset()
+    """Engines that can read the files of a model that generates text."""
+    has_blocks: bool = True
+    """False for a model that only an engine serves."""
 
     def held_by(self, agent: Agent) -> AllocatedSizes:
         """Returns the sizes that a model that generates text has on an agent.
@@ -73,7 +82,7 @@ class DeployedModel:
         """Returns why an agent cannot load it, whatever it tries; empty if it may."""
         if self.decoder is None:
             return ""
-        return why_not_loaded(agent.runtime, self.target)
+        return why_not_loaded(agent.runtime, self.target, self.engines, has_blocks=self.has_blocks)
 
 
 def even_split(models: Sequence[DeployedModel], agents: Sequence[Agent]) -> Placement:

@@ -235,7 +235,7 @@ class AgentStreams:
             self._cluster.agent_arrives(record)
             self._deps.sessions.held(record, hello)
             self._deps.joined(agent)
-            self._cluster.reconcile(time.monotonic())
+            self._cluster.changed()
         except Exception:
             self._left(record, session)  # an agent must not stay half known
             raise
@@ -347,7 +347,7 @@ class AgentStreams:
         _log.info("agent_drained", agent=record.agent.agent_id)
         record.is_stopping = True
         self._deps.draining.mark(record.agent.agent_id)
-        self._cluster.reconcile(time.monotonic())
+        self._cluster.changed()
 
 
 def _fetch(message: scheduler_pb2.ContentFetch) -> FetchProgress:

@@ -47,9 +47,10 @@ class Announcer:
 
     def __init__(self, deps: AnnouncerDeps) -> None:
         self._deps = deps
-        self._directory = b""
+        self._directory: scheduler_pb2.Directory | None = None
+        """The last published directory; None before the first."""
         self._models = b""
-        """The last published model table, in bytes; `_directory` holds the directory likewise."""
+        """The last published model table, in bytes."""
         self._changed = asyncio.Event()
 
     # ---- greetings ----
@@ -114,16 +115,13 @@ class Announcer:
 
     def _publish(self) -> None:
         deps, directory, models = self._deps, self._everyone(), self._model_table()
-        as_bytes = (
-            directory.SerializeToString(deterministic=True),
-            models.SerializeToString(deterministic=True),
-        )
-        if as_bytes[0] != self._directory:
+        if directory is not self._directory and directory != self._directory:
             deps.gateways.broadcast(ToGateway(directory=directory))
             deps.agents.broadcast(ToAgent(epoch=deps.lease.epoch, directory=directory))
-        if as_bytes[1] != self._models:
+        as_bytes = models.SerializeToString(deterministic=True)
+        if as_bytes != self._models:
             deps.gateways.broadcast(ToGateway(models=models))
-        self._directory, self._models = as_bytes
+        self._directory, self._models = directory, as_bytes
         deps.keep()
         self._changed.set()
         self._changed = asyncio.Event()
@@ -135,9 +133,7 @@ class Announcer:
         )
 
     def _everyone(self) -> scheduler_pb2.Directory:
-        directory = self._deps.peers.directory()
-        directory.gateways = len(self._deps.gateways.gateways)
-        return directory
+        return self._deps.peers.directory(len(self._deps.gateways.gateways))
 
     def _model_table(self) -> scheduler_pb2.ModelTable:
         active = self._deps.cluster.active

@@ -13,8 +13,12 @@ from catenary_scheduler.dispatch.events import (
     CloseSessions,
     Command,
     DispatchBatch,
+    ExtendWindow,
+    GrantWindow,
     Reject,
+    RevokeWindow,
     StartSession,
+    WindowOver,
 )
 from catenary_scheduler.inflight.batches import InFlightBatches
 from catenary_scheduler.inflight.sessions import LiveSessions
@@ -22,7 +26,7 @@ from catenary_scheduler.observed.timelines import Timelines
 from catenary_scheduler.rpc.gateway_registry import GatewayRegistry
 from catenary_scheduler.storage.lease import Lease
 from catenary_scheduler.wire import messages as wire_messages
-from catenary_scheduler.wire import session_messages
+from catenary_scheduler.wire import session_messages, window_messages
 from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
@@ -59,14 +63,29 @@ class CommandSender:
             self._gateways.refuse(command, now)
         elif isinstance(command, CancelBatch):
             self._in_flight.over(command.batch)
-            message = wire_messages.cancel_batches_message([command.batch], self._lease.epoch)
+            cancel = wire_messages.cancel_batches_message([command.batch], self._lease.epoch)
             for agent in command.agents:
-                self._agents.send(agent, message)
+                self._agents.send(agent, cancel)
+        elif isinstance(command, GrantWindow):
+            epoch, plan_id = self._lease.epoch, self._cluster.plan_id
+            grant = window_messages.grant_message(command, epoch, plan_id, now)
+            self._gateways.send(command.gateway, grant)
+            self._in_flight.dispatched(command.whole())
+            self._timelines.granted(command)
+        elif isinstance(command, ExtendWindow):
+            self._gateways.send(command.gateway, window_messages.extend_message(command, now))
+            extended = self._timelines.extended(command)
+            if extended is not None:
+                self._in_flight.extended(extended.whole())
+        elif isinstance(command, RevokeWindow):
+            self._gateways.send(command.gateway, window_messages.revoke_message(command))
+        elif isinstance(command, WindowOver):
+            self._in_flight.over(command.window)
         elif isinstance(command, StartSession):
             self._start(command)
         elif isinstance(command, CloseSessions):
-            message = session_messages.close_sessions_message(command.sessions, self._lease.epoch)
-            self._agents.send(command.agent, message)
+            close = session_messages.close_sessions_message(command.sessions, self._lease.epoch)
+            self._agents.send(command.agent, close)
 
     def _start(self, command: StartSession) -> None:
         message = session_messages.start_session_message(

@@ -35,6 +35,8 @@ class GatewayState:
     """Moment at which the last stream ended, on `time.monotonic`; unused while one is open."""
     open: set[int] = field(default_factory=set)
     """Numbers of the requests that are neither finished nor refused."""
+    takes_windows: bool = False
+    """True if it can dispatch by windows."""
     software_version: str = ""
     """The release that the gateway runs; empty if it did not say."""
 
@@ -61,9 +63,8 @@ class GatewayRegistry:
             gateway.session.send(message)
 
     def broadcast(self, message: Message) -> None:
-        for gateway in self.gateways.values():
-            if gateway.session is not None:
-                gateway.session.send(message)
+        gateways = self.gateways.values()
+        PeerStream.send_all(message, [g.session for g in gateways if g.session is not None])
 
     def refuse(self, command: Reject, now: Nanoseconds) -> None:
         """Tells a gateway that its request failed, and forgets the request."""

@@ -29,10 +29,11 @@ from catenary_scheduler.rpc.gateway_registry import (
 from catenary_scheduler.rpc.plausibility import PlausibilityChecks
 from catenary_scheduler.storage.clock import now_ns
 from catenary_scheduler.wire import messages as wire_messages
-from catenary_scheduler.wire import session_messages
+from catenary_scheduler.wire import session_messages, window_messages
 from catenary_scheduler.wire.streams import Speaks, first_pack, read_pack
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
+    BatchId,
     GatewayId,
     ModelKey,
     Nanoseconds,
@@ -106,6 +107,7 @@ class GatewayStreams:
             "cancel": self._cancelled,
             "delivery_failed": self._delivery_failed,
             "unanswered": self._unanswered,
+            "window_report": self._window_reported,
             "session_failed": lambda _, said, now: self._feed(
                 session_messages.session_failed(said.session_id, said.failure, None), now
             ),
@@ -160,6 +162,7 @@ class GatewayStreams:
         gateway = known or GatewayState(gateway_id, hello.incarnation, hello.peer)
         gateway.peer = hello.peer
         gateway.software_version = hello.software_version
+        gateway.takes_windows = hello.takes_windows
         gateway.session = session
         self._registry.gateways[gateway_id] = gateway
         _log.info("gateway_joined", gateway=gateway_id, incarnation=hello.incarnation)
@@ -222,6 +225,14 @@ class GatewayStreams:
             self._give_up(gateway, gateway.open.intersection(gone))
         self._feed(event, now)
 
+    def _window_reported(
+        self, gateway: GatewayState, said: scheduler_pb2.WindowReport, now: Nanoseconds
+    ) -> None:
+        """Takes in what a gateway has sent by a window; a window that is forgotten is over."""
+        grant = self._deps.timelines.window(BatchId(said.window_id))
+        if grant is not None:
+            self._feed(window_messages.window_reported(grant, said), now)
+
     def _unanswered(
         self, gateway: GatewayState, message: scheduler_pb2.Unanswered, now: Nanoseconds
     ) -> None:
@@ -253,8 +264,9 @@ class GatewayStreams:
             self._enter(gateway, message.request_id, message.traceparent)
             model = self._deployed(message.model, message.model_version, generates=False)
             units = self._deps.deployments.ready[model].table.units
-            name = gateway.gateway_id
-            self._admit(wire_messages.request_arrived(name, message, model, now, units), now)
+            name, windows = gateway.gateway_id, gateway.takes_windows
+            event = wire_messages.request_arrived(name, message, model, now, units, windows)
+            self._admit(event, now)
         except CatenaryError as error:
             self._refuse(gateway, message.request_id, error, now)
 

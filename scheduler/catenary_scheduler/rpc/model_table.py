@@ -56,6 +56,7 @@ def _served(key: ModelKey, deployment: Deployment, reason: str) -> scheduler_pb2
             max_rows=1,
             generates=True,
             session_tokens=deployment.manifest.session_tokens,
+            adapters=[name for name, _ in deployment.manifest.adapters],
         )
     first, last = table.boundaries[0], table.boundaries[-1]
     return scheduler_pb2.ServedModel(

@@ -70,6 +70,7 @@ class PlausibilityChecks:
             "submit_session": self._submit_session,
             "delivery_failed": self._delivery_failed,
             "session_failed": self._gateways_session,
+            "window_report": self._window_report,
         }
         self._of_agents: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
             "stage_report": self._stage_report,
@@ -134,6 +135,7 @@ class PlausibilityChecks:
         entry = self._deps.timelines.entry(BatchId(report.batch_id))
         agent = record.agent.agent_id
         if entry is None:
+            self._stage_of_window(agent, report)
             return
         path = entry.command.path
         if report.position >= len(path) or path[report.position].agent != agent:
@@ -144,6 +146,16 @@ class PlausibilityChecks:
             raise InvalidMessage(
                 "StageReport", "compute_ns", f"began before it was ordered {elapsed_ns} ns ago"
             )
+
+    def _stage_of_window(self, agent: AgentId, report: scheduler_pb2.StageReport) -> None:
+        """Checks the first report of a batch that a gateway sent by a window."""
+        grant = self._deps.timelines.window_of(BatchId(report.batch_id))
+        if grant is None:
+            return
+        if report.position >= len(grant.hops) or grant.hops[report.position].agent != agent:
+            raise InvalidMessage("StageReport", "position", "that hop is not on the window's path")
+        if report.rows > len(grant.hops[0].compute_ns):
+            raise InvalidMessage("StageReport", "rows", "are more than a batch of the window has")
 
     def _batch_failed(
         self, record: AgentState, failed: scheduler_pb2.BatchFailed, _: Nanoseconds
@@ -254,6 +266,21 @@ class PlausibilityChecks:
         request = self._deps.live.request_of(SessionId(failed.session_id))
         if request is not None and request.gateway != gateway:
             raise InvalidMessage("SessionFailed", "session_id", "is another gateway's")
+
+    def _window_report(self, gateway: GatewayId, report: scheduler_pb2.WindowReport) -> None:
+        self._is_given_out("WindowReport", report.window_id)
+        grant = self._deps.timelines.window(BatchId(report.window_id))
+        if grant is None:
+            return
+        if grant.gateway != gateway:
+            raise InvalidMessage("WindowReport", "window_id", "is another gateway's")
+        first = report.first_batch_id - grant.first_batch
+        if first < 0 or first + len(report.rows) > grant.batches:
+            raise InvalidMessage("WindowReport", "first_batch_id", "is not of the window")
+        if report.rows and max(report.rows) > len(grant.hops[0].compute_ns):
+            raise InvalidMessage("WindowReport", "rows", "are more than a batch of the window has")
+        if report.requests > sum(report.rows):
+            raise InvalidMessage("WindowReport", "requests", "are more than their rows")
 
     # ---- both ----
 

@@ -21,6 +21,7 @@ _PLACEMENTS = {
     "preempted": "preempted_sessions",
 }
 """Counter of the dispatcher for each label of the metric."""
+_WINDOWS = ("granted", "extended", "revoked", "expired", "unused")
 _PACKING = {
     "begun": "packing_moves",
     "full": "packing_full",
@@ -64,6 +65,9 @@ def _add(now: Mapping[str, int], told: Mapping[str, int], metrics: Metrics) -> N
     metrics.circuits_opened.inc(since("opened_circuits"))
     metrics.poison_requests.inc(since("failed_requests"))
     metrics.sessions_stalled.inc(since("stalled_sessions"))
+    metrics.window_batches.inc(since("window_batches"))
+    for outcome in _WINDOWS:
+        metrics.dispatch_windows.labels(outcome).inc(since(f"{outcome}_windows"))
     for outcome, name in _PLACEMENTS.items():
         metrics.placements.labels(outcome).inc(since(name))
     for outcome, name in _PACKING.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 
-from catenary_scheduler.dispatch.events import Event, RequestArrived
+from catenary_scheduler.dispatch.events import Event, RequestArrived, WindowReported
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
 
 
@@ -22,7 +22,7 @@ class ArrivalRates:
     Short texts count as parts of a row: plans are made for texts of full length.
     """
 
-    observes = (RequestArrived,)
+    observes = (RequestArrived, WindowReported)
 
     def __init__(self, time_constant_ns: Nanoseconds) -> None:
         self._time_constant_ns = time_constant_ns
@@ -30,8 +30,10 @@ class ArrivalRates:
         self._since_ns: Nanoseconds | None = None
 
     def on_event(self, event: Event, now: Nanoseconds) -> None:
-        """Counts the rows of a request."""
-        assert isinstance(event, RequestArrived)
+        """Counts the rows of a request, or of all that went by a window."""
+        assert isinstance(event, RequestArrived | WindowReported)
+        if isinstance(event, WindowReported) and not event.rows:
+            return
         self.arrived(event.model, event.full_rows, now)
 
     def arrived(self, model: ModelKey, rows: float, now: Nanoseconds) -> None:

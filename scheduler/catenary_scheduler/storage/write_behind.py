@@ -1,4 +1,4 @@
-"""Empties the journal into Redis every few milliseconds and keeps the lease, across outages.
+"""Empties the journal into Redis several times a second and keeps the lease, across outages.
 
 Nobody waits for this task. While Redis is away the leader goes on dispatching from memory. When it
 is back, the lease decides: if it is still ours, the term goes on; if it is free and nobody led in
@@ -32,8 +32,9 @@ _log = get_logger(__name__)
 class FlushSchedule:
     """Intervals of the write-behind task, in seconds."""
 
-    flush_s: float = 0.01
-    """Changes that come within this time are written in one batch."""
+    flush_s: float = 0.05
+    """Changes that come within this time are written in one batch. It is longer than reports of
+    agents linger, so that most batches of rows come and go between two flushes."""
     renew_s: float = 0.5
     """Interval between renewals of the lease."""
     longest_backoff_s: float = 1.0

@@ -45,10 +45,12 @@ def request_arrived(
     model: ModelKey,
     now: Nanoseconds,
     units: TokenUnits | None = None,
+    takes_windows: bool = False,
 ) -> events.RequestArrived:
     """Returns the event of a submitted request for `model`, which its message names.
 
     With `units` it has the lengths of its texts; those that a gateway does not tell are full ones.
+    `takes_windows` says whether its gateway can dispatch by windows.
     """
     texts: TextLengths | None = None
     if units is not None:
@@ -70,6 +72,7 @@ def request_arrived(
         message.priority,
         adopted,
         texts,
+        takes_windows,
     )
 
 
@@ -78,7 +81,11 @@ def stage_reported(message: scheduler_pb2.StageReport, now: Nanoseconds) -> even
     end = now - message.compute_ended_ago_ns
     if not message.transfer_ns:
         return events.StageReported(
-            BatchId(message.batch_id), message.position, end - message.compute_ns, end
+            BatchId(message.batch_id),
+            message.position,
+            end - message.compute_ns,
+            end,
+            rows=message.rows,
         )
     arrived = now - message.transfer_ended_ago_ns
     return events.StageReported(
@@ -88,6 +95,7 @@ def stage_reported(message: scheduler_pb2.StageReport, now: Nanoseconds) -> even
         end,
         arrived - message.transfer_ns,
         arrived,
+        message.rows,
     )
 
 
@@ -164,7 +172,7 @@ def dispatch_messages(
     now: Nanoseconds,
 ) -> dict[GatewayId, scheduler_pb2.SchedulerToGatewayMessage]:
     """Returns the message for each gateway that has rows in the batch."""
-    route = [_hop(hop) for hop in command.path]
+    route = [hop_message(hop) for hop in command.path]
     expected = sendable_ns(command.expected_finish_ns - now)
     messages: dict[GatewayId, scheduler_pb2.SchedulerToGatewayMessage] = {}
     for piece in command.slices:
@@ -192,7 +200,8 @@ def dispatch_messages(
     return messages
 
 
-def _hop(hop: events.PlannedHop) -> common_pb2.Hop:
+def hop_message(hop: events.PlannedHop) -> common_pb2.Hop:
+    """Returns a hop with its reservation."""
     model = hop.partition.model
     return common_pb2.Hop(
         agent_id=hop.agent,

@@ -1,8 +1,12 @@
-"""The scheduler's end of one control stream: whole packs come in, and messages go out in packs."""
+"""The scheduler's end of one control stream: whole packs come in, and messages go out in packs.
+
+Messages are serialised as they are sent, each as a pack of its own: packs one after the other are
+again a pack. So what many peers are told is serialised once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -33,7 +37,7 @@ class PeerStream(Generic[Out]):
         """Sends over `stream` packs of the type `pack_of`, e.g. `SchedulerToAgentMessages`."""
         self._stream = stream
         self._pack_of = pack_of
-        self._writer: PackWriter[Out] = PackWriter(self._write, self._is_full)
+        self._writer: PackWriter[bytes] = PackWriter(self._write, self._is_full)
         self.handle: Callable[[bytes], None] = _unexpected
         self.left: Callable[[], None] = _nothing
 
@@ -49,10 +53,21 @@ class PeerStream(Generic[Out]):
 
     def send(self, message: Out) -> None:
         """Queues a message; a peer that does not read loses its session, which bounds memory."""
-        if self._stream.closed:
-            return
+        if not self._stream.closed:
+            self._put(self._pack_of(messages=[message]).SerializeToString())
+
+    @staticmethod
+    def send_all(message: Out, streams: Iterable[PeerStream[Out]]) -> None:
+        """Queues one message for many peers of one kind, as `send` does for one."""
+        data = b""
+        for stream in streams:
+            if not stream.closed:
+                data = data or stream._pack_of(messages=[message]).SerializeToString()
+                stream._put(data)
+
+    def _put(self, data: bytes) -> None:
         try:
-            self._writer.put(message)
+            self._writer.put(data)
         except Overloaded as error:
             self.close(Unavailable(error.message))
 
@@ -76,9 +91,8 @@ class PeerStream(Generic[Out]):
     def _is_full(self) -> bool:
         return self._stream.is_full
 
-    def _write(self, messages: list[Out]) -> None:
-        data = self._pack_of(messages=messages).SerializeToString()
-        self._stream.write(MessageKind.PACK, data)
+    def _write(self, packs: list[bytes]) -> None:
+        self._stream.write(MessageKind.PACK, packs[0] if len(packs) == 1 else b"".join(packs))
 
 
 def read_pack(kind: type[Pack], data: bytes) -> Pack:

@@ -32,7 +32,7 @@ GRAPH_PREFIX = "onnx-"
 
 _SERVING = {"platform": "", "file": "", "precision": "fp32", "float16_boundaries": True}
 """The keys of model.yaml that computing depends on, with their defaults."""
-_OPTIONAL = ("dimensions", "text_tokens")
+_OPTIONAL = ("dimensions", "text_tokens", "engine_file", "engine_arguments", "adapters")
 """Further ones, which earlier records do not have: they count where they are."""
 
 

@@ -4,13 +4,14 @@ Its blocks are the decoder layers; embedding belongs to block 0, the last norm a
 the vocabulary to the last block. `decoder.json` lies beside `blocks.json` in the repository.
 
 How large a model is depends on who holds it: a GPU agent keeps weights and caches in bfloat16, a
-CPU agent the graph's weights in the import's precision and caches in float32. Each such way is a
-`DecoderForm`, and the table has the sizes of every form it was made for ("ADR 0026").
+CPU agent the graph's weights in the import's precision and caches in float32, an engine what its
+own file has. Each such way is a `DecoderForm`, and the table has the sizes of every form it was
+made for ("ADR 0026").
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -40,6 +41,14 @@ class DecoderRuntime(StrEnum):
     TORCH_FLOAT32 = "torch-float32"
     TORCH_BFLOAT16 = "torch-bfloat16"
     TORCH_FLOAT16 = "torch-float16"
+    VLLM = "vllm"
+    """vLLM, which the agent runs as a child process."""
+    LLAMA_SERVER = "llama-server"
+    """The server of llama.cpp, likewise."""
+
+
+ENGINES = frozenset({DecoderRuntime.VLLM, DecoderRuntime.LLAMA_SERVER})
+"""The runtimes that serve whole models only ("ADR 0049")."""
 
 
 class DecoderForm(StrEnum):
@@ -51,6 +60,8 @@ class DecoderForm(StrEnum):
     TORCH_FLOAT32 = "torch-float32"
     TORCH_BFLOAT16 = "torch-bfloat16"
     TORCH_FLOAT16 = "torch-float16"
+    VLLM = "vllm"
+    LLAMA_SERVER = "llama-server"
 
 
 _ONNX_FORMS = {
@@ -78,7 +89,14 @@ def form_of(runtime: str, precision: str) -> DecoderForm | None:
     return DecoderForm(runtime) if runtime in set(DecoderRuntime) else None
 
 
-def why_not_loaded(runtime: str, target: str) -> str:
+def serves_whole(runtime: str) -> bool:
+    """Returns True for the runtime of an engine, which holds all blocks of a model or none."""
+    return runtime in ENGINES
+
+
+def why_not_loaded(
+    runtime: str, target: str, engines: Collection[str] = (), *, has_blocks: bool = True
+) -> str:
     """Returns a sentence why a runtime cannot load a model; empty if it can or is unknown.
 
     PyTorch also loads what was imported for CPUs, because every import keeps the weights.
@@ -86,7 +104,17 @@ def why_not_loaded(runtime: str, target: str) -> str:
     Args:
         runtime: The agent's runtime as its hello says; empty or an unknown word if it is not known.
         target: The target in the model's manifest: what the model was imported for.
+        engines: The engines that can read the model's files.
+        has_blocks: Whether the model can be run block by block as well.
     """
+    if serves_whole(runtime):
+        if runtime in engines:
+            return ""
+        needs = "a GGUF file" if runtime == DecoderRuntime.LLAMA_SERVER else "safetensors"
+        return f"it serves language models with {runtime}, which needs {needs} of the model"
+    if not has_blocks and runtime:
+        names = " or ".join(sorted(engines))
+        return f"only {names} serves the model, and this agent has no such engine"
     if runtime == DecoderRuntime.ONNX and target == "gpu":
         return (
             "it runs decoders with ONNX Runtime, and the model was imported for GPUs"

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from catenary_services.domain.decoder import DecoderRuntime
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.domain.packing import PackingGoal
@@ -24,6 +25,12 @@ SHORTEST_TEXT_TOKENS = 8
 
 RECOGNISED = "auto"
 """The name of a parser that is recognised from the chat template."""
+
+ENGINE_OF = {"vllm": DecoderRuntime.VLLM, "llama_server": DecoderRuntime.LLAMA_SERVER}
+"""The platforms of models that one engine alone serves."""
+LANGUAGE_PLATFORMS = frozenset({"decoder", *ENGINE_OF})
+"""The platforms of models that generate text."""
+_SAFETENSORS = (".safetensors", ".safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,8 @@ class ModelManifest:
 
     key: ModelKey
     platform: str
-    """"onnxruntime_onnx", "pytorch_exported" or "decoder" (generates text)."""
+    """"onnxruntime_onnx" or "pytorch_exported"; of models that generate text "decoder", or the
+    engine that alone serves it: "vllm" or "llama_server"."""
     file: str
     """Name of the model's file in the folder of `model.yaml`."""
     slo_ns: Nanoseconds
@@ -191,3 +199,33 @@ class ModelManifest:
     reasoning_parser: str = RECOGNISED
     """The form in which a decoder writes its reasoning: "qwen3", "deepseek_r1", "none" or
     `RECOGNISED`."""
+    engine_file: str = ""
+    """Name of the file that llama-server reads, if it lies beside `file`."""
+    engine_arguments: tuple[str, ...] = ()
+    """Arguments of an engine besides those that the agent gives it."""
+    min_version: str = ""
+    """The oldest version of the engine that serves the model; empty for any."""
+    adapters: tuple[tuple[str, str], ...] = ()
+    """Names of LoRA adapters, and their folders in the folder of `model.yaml`; only of models that
+    vLLM alone serves."""
+
+    @property
+    def generates_text(self) -> bool:
+        return self.platform in LANGUAGE_PLATFORMS
+
+    @property
+    def engines(self) -> frozenset[DecoderRuntime]:
+        """The engines that can read the files of a model that generates text."""
+        if self.platform in ENGINE_OF:
+            return frozenset({ENGINE_OF[self.platform]})
+        found = set()
+        if self.generates_text and self.file.endswith(_SAFETENSORS):
+            found.add(DecoderRuntime.VLLM)
+        if self.generates_text and self.engine_file:
+            found.add(DecoderRuntime.LLAMA_SERVER)
+        return frozenset(found)
+
+    @property
+    def has_blocks(self) -> bool:
+        """True unless only an engine serves it."""
+        return self.platform not in ENGINE_OF

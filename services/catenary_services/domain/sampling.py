@@ -134,6 +134,15 @@ class SamplingParameters:
                 raise InvalidInput(field, f"token ids of this model lie in 0..{size - 1}")
 
     @property
+    def takes_drafts(self) -> bool:
+        """True if tokens can be chosen before it is known which ones come before them.
+
+        The others need every token of the answer in its turn, for penalties, words, grammars, or
+        log probabilities of each.
+        """
+        return not (self.penalised or self.bad_token_ids or self.grammar or self.scored)
+
+    @property
     def greedy(self) -> bool:
         """True if the most likely token is chosen, as it is for temperatures close to zero."""
         return self.temperature < 1e-5 or self.top_k == 1

@@ -46,7 +46,13 @@ from catenary_services.content.record import (
 from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey, Nanoseconds
 from catenary_services.domain.latency import OBJECTIVE_KEYS, TokenObjectives
-from catenary_services.domain.model import RECOGNISED, BlockTable, ModelManifest
+from catenary_services.domain.model import (
+    ENGINE_OF,
+    LANGUAGE_PLATFORMS,
+    RECOGNISED,
+    BlockTable,
+    ModelManifest,
+)
 from catenary_services.domain.packing import packing_goal
 from catenary_services.domain.profile import ModelProfile, parse_profile, profile_document
 from catenary_services.errors import InvalidInput, ModelNotFound
@@ -62,7 +68,7 @@ from catenary_services.models.source_record import SourceRecord, decode_source, 
 MANIFEST_FILE = "model.yaml"
 PROFILE_FILE = "profile.json"
 DECODER_FILE = "decoder.json"
-PLATFORMS = ("onnxruntime_onnx", "pytorch_exported", "decoder")
+PLATFORMS = ("onnxruntime_onnx", "pytorch_exported", "decoder", *ENGINE_OF)
 PRECISIONS = ("fp32", "int8", "int4")
 TARGETS = ("cpu", "gpu", "both")
 TOOL_PARSERS = (RECOGNISED, "hermes", "llama3_json", "mistral", "json", "none")
@@ -72,8 +78,18 @@ ExampleShapes = tuple[tuple[tuple[int, ...], ...], ...]
 """Per boundary and tensor, a shape that the tensor had in the probing run."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# It is no number, because "model:name" asks for an adapter, and "model:number" for a version.
+_ADAPTER = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,127}")
 _PARSERS = ("tool_parser", "reasoning_parser")
-_ONLY_OF_DECODERS = (*OBJECTIVE_KEYS, "cache_oversubscription", "packing", *_PARSERS)
+_ENGINE_KEYS = ("engine_file", "engine_arguments", "min_version")
+_ONLY_OF_DECODERS = (
+    *OBJECTIVE_KEYS,
+    "cache_oversubscription",
+    "packing",
+    *_PARSERS,
+    *_ENGINE_KEYS,
+    "adapters",
+)
 _CHOICES = {
     "platform": PLATFORMS,
     "precision": PRECISIONS,
@@ -84,6 +100,10 @@ _CHOICES = {
 _NOT_OF_DECODERS = ("dimensions", "text_tokens")
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _Milliseconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+_Argument = Annotated[str, msgspec.Meta(min_length=1, max_length=1024, pattern="^[^\\x00-\\x1f]+$")]
+_Subfolder = Annotated[
+    str, msgspec.Meta(max_length=200, pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*$")
+]
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -104,6 +124,10 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     packing: Any = None
     tool_parser: str = RECOGNISED
     reasoning_parser: str = RECOGNISED
+    engine_file: str = ""
+    engine_arguments: Annotated[tuple[_Argument, ...], msgspec.Meta(max_length=64)] = ()
+    min_version: Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}(\.\d{1,9}){0,5}$|^$")] = ""
+    adapters: Annotated[dict[str, _Subfolder], msgspec.Meta(max_length=32)] = {}
     dimensions: Annotated[dict[str, _Size], msgspec.Meta(max_length=64)] = {}
 
 
@@ -366,7 +390,7 @@ class ModelRepository:
             document["dimensions"] = dict(manifest.dimensions)
         if manifest.text_tokens:
             document["text_tokens"] = manifest.text_tokens
-        if manifest.platform == "decoder":
+        if manifest.generates_text:
             document["precision"] = manifest.precision
             if manifest.target != "both":
                 document["target"] = manifest.target
@@ -381,6 +405,14 @@ class ModelRepository:
             for name in _PARSERS:
                 if getattr(manifest, name) != RECOGNISED:
                     document[name] = getattr(manifest, name)
+            engine = {name: getattr(manifest, name) for name in _ENGINE_KEYS}
+            document |= {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in engine.items()
+                if value
+            }
+            if manifest.adapters:
+                document["adapters"] = dict(manifest.adapters)
         _manifest_of(manifest.key, document)
         text = yaml.safe_dump(document, sort_keys=False)
         self._write(manifest.key, MANIFEST_FILE, text)
@@ -476,11 +508,23 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         if value not in known:
             raise InvalidInput(f"{where}.{name}", f"{value!r} is none of {', '.join(known)}")
     for name in _ONLY_OF_DECODERS:
-        if name in document and given.platform != "decoder":
+        if name in document and given.platform not in LANGUAGE_PLATFORMS:
             raise InvalidInput(f"{where}.{name}", "is only for models that generate text")
     for name in _NOT_OF_DECODERS:
-        if name in document and given.platform == "decoder":
+        if name in document and given.platform in LANGUAGE_PLATFORMS:
             raise InvalidInput(f"{where}.{name}", "is not for models that generate text")
+    if given.engine_file and (given.platform != "decoder" or not _is_gguf(given.engine_file)):
+        text = "is for a GGUF file beside the blocks of a decoder: other platforms have `file`"
+        raise InvalidInput(f"{where}.engine_file", text)
+    if given.platform == "llama_server" and not _is_gguf(given.file):
+        raise InvalidInput(f"{where}.file", "is no GGUF file, which llama-server needs")
+    if given.adapters and given.platform != "vllm":
+        text = "are for models that vLLM alone serves (platform: vllm)"
+        raise InvalidInput(f"{where}.adapters", text)
+    for name in given.adapters:
+        if not _ADAPTER.fullmatch(name):
+            text = f"{name[:80]!r} is no name: letters, digits, '.', '_' and '-', a letter first"
+            raise InvalidInput(f"{where}.adapters", text)
     objectives = TokenObjectives(
         *(_nanoseconds(getattr(given, name)) if name in document else 0 for name in OBJECTIVE_KEYS)
     )
@@ -502,7 +546,15 @@ def _manifest_of(key: ModelKey, document: Any) -> ModelManifest:
         target=given.target,
         tool_parser=given.tool_parser,
         reasoning_parser=given.reasoning_parser,
+        engine_file=given.engine_file,
+        engine_arguments=given.engine_arguments,
+        min_version=given.min_version,
+        adapters=tuple(given.adapters.items()),
     )
+
+
+def _is_gguf(file: str) -> bool:
+    return file.endswith(".gguf") and "/" not in file
 
 
 def _nanoseconds(milliseconds: float) -> Nanoseconds:

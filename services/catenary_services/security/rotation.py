@@ -3,6 +3,8 @@
 The files are examined whenever a connection is made (three `stat` calls) and every few seconds. New
 ones replace the old if they match each other, are valid now and name the same identity. Otherwise
 the process keeps what it has and logs that once. A connection keeps what it was made with.
+
+What reads certificates takes 8 MB, so it is imported when the first file is read.
 """
 
 from __future__ import annotations
@@ -16,20 +18,14 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from typing import TYPE_CHECKING
 
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
 from catenary_services.security.identity import Identity
-from catenary_services.security.x509 import (
-    CLOCK_SKEW,
-    certificates_in,
-    identity_of,
-    is_signed_by,
-)
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 POLL_S = 2.0
 WARN_SHARE_LEFT = 0.2
@@ -181,6 +177,8 @@ class WatchedFiles:
         return fresh
 
     def _read(self, known: TlsMaterial | None) -> TlsMaterial:
+        from catenary_services.security.x509 import certificates_in, identity_of, is_signed_by
+
         cert, key, authorities = self._files
         trusted = _read("tls_ca_file", authorities) if authorities is not None else None
         if trusted is not None and authorities is not None:
@@ -262,6 +260,9 @@ def _read(field: str, file: Path | None) -> bytes:
 
 
 def _check_pair(certificate: x509.Certificate, private: bytes) -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
     try:
         key = serialization.load_pem_private_key(private, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -272,6 +273,8 @@ def _check_pair(certificate: x509.Certificate, private: bytes) -> None:
 
 def _check_change(first: x509.Certificate, was: Identity | None, now: Identity | None) -> None:
     """Checks that a new certificate can take the place of one that was good."""
+    from catenary_services.security.x509 import CLOCK_SKEW
+
     if was != now:
         raise InvalidInput("tls_cert_file", f"names {now} now, and {was} before")
     time_now = dt.datetime.now(dt.UTC)

@@ -152,6 +152,9 @@ class MetricTable:
         "time; +Inf while there is no overload.",
         "model",
     )
+    window_requests = counter(
+        "window_requests", "Requests sent by a dispatch window, without asking.", "model"
+    )
     redispatches = counter(
         "redispatches", "Batches sent again after a loss, by its reason.", "reason"
     )
@@ -228,6 +231,13 @@ class MetricTable:
     )
     queued_requests = gauge("queued_requests", "Requests waiting for dispatch.", "model")
     batches_in_flight = gauge("batches_in_flight", "Batches dispatched and not yet completed.")
+    dispatch_windows = counter(
+        "dispatch_windows",
+        "Dispatch windows by what became of them: granted, extended, revoked, expired (without a "
+        "report), unused (hardly used).",
+        "outcome",
+    )
+    window_batches = counter("window_batches", "Batches that gateways sent by dispatch windows.")
     chain_capacity = gauge(
         "chain_capacity", "Sessions a chain of the active plan takes at a time.", "model chain"
     )
@@ -478,6 +488,11 @@ class MetricTable:
         "generation_rows",
         "Tokens that went through this agent, by phase: prefill or decode.",
         "model phase",
+    )
+    generation_guesses = counter(
+        "generation_guesses",
+        "Next tokens that were guessed and computed ahead, by result: right or wrong.",
+        "model result",
     )
     generation_sessions = gauge("generation_sessions", "Sessions that hold block slots.")
     generation_sessions_ended = counter(

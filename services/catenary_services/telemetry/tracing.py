@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import random
 import re
-import socket
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
-from opentelemetry.trace.status import Status, StatusCode
 
 from catenary_services.telemetry import names
-from catenary_services.version import software_version
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from catenary_services.telemetry.span_export import SpanExport
 
 AttributeValue = str | bool | int | float | tuple[str, ...]
 
@@ -29,7 +27,6 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 _FLAGS_AT = 54
 """Index of the second digit of the flags in a traceparent of any version."""
 _SAMPLED_DIGITS = frozenset("13579bdf")
-_MAX_QUEUED_SPANS = 8_192
 
 
 class TraceContext(msgspec.Struct, frozen=True):
@@ -67,11 +64,25 @@ def is_sampled(traceparent: str) -> bool:
     return len(traceparent) > _FLAGS_AT and traceparent[_FLAGS_AT] in _SAMPLED_DIGITS
 
 
+class RecordedSpan(NamedTuple):
+    """A span that has ended, to be exported."""
+
+    context: TraceContext
+    parent_span_id: int | None
+    name: str
+    start_unix_ns: int
+    end_unix_ns: int
+    attributes: Mapping[str, AttributeValue]
+    error: str | None
+    links: Sequence[TraceContext]
+    is_call: bool
+    """Whether it is a call that this process answers."""
+
+
 class Tracer:
     """Decides which requests are sampled, and turns recorded times into spans.
 
-    Without an exporter nothing is recorded, but contexts are still made and passed on. Spans are
-    exported by a thread, from a bounded queue that drops the oldest when full.
+    Without an exporter nothing is recorded, but contexts are still made and passed on.
     """
 
     def __init__(
@@ -83,32 +94,20 @@ class Tracer:
         sample_ratio: float = 0.01,
         exporter: SpanExporter | None = None,
     ) -> None:
-        if exporter is None and otlp_endpoint:
-            exporter = _otlp_exporter(otlp_endpoint)
         self.sample_ratio = sample_ratio
         """Share of the requests without a caller's decision that are sampled."""
-        self._processor: BatchSpanProcessor | None = None
-        if exporter is None:
+        self._export: SpanExport | None = None
+        if exporter is None and not otlp_endpoint:
             return
-        release = software_version()
-        self._scope = InstrumentationScope("catenary", release)
-        # `create` adds OTEL_RESOURCE_ATTRIBUTES, which users of collectors rely on.
-        self._resource = Resource.create(
-            {
-                "service.name": service_name,
-                "service.instance.id": instance_id,
-                "service.version": release,
-                "host.name": socket.gethostname(),
-            }
-        )
-        self._processor = BatchSpanProcessor(
-            exporter, max_queue_size=_MAX_QUEUED_SPANS, schedule_delay_millis=1_000
-        )
+        from catenary_services.telemetry.span_export import SpanExport, otlp_exporter
+
+        exporter = exporter or otlp_exporter(otlp_endpoint or "")
+        self._export = SpanExport(service_name, instance_id, exporter)
 
     @property
     def enabled(self) -> bool:
         """True if recorded spans are exported."""
-        return self._processor is not None
+        return self._export is not None
 
     def root(self, incoming_traceparent: str | None) -> tuple[TraceContext, int | None]:
         """Returns the context of a new request's outermost span, and its parent's id if any.
@@ -134,7 +133,7 @@ class Tracer:
         attributes: Mapping[str, AttributeValue],
         error: str | None = None,
         links: Sequence[TraceContext] = (),
-        kind: SpanKind = SpanKind.INTERNAL,
+        is_call: bool = False,
     ) -> None:
         """Exports a span that has ended, unless it is not sampled or there is no exporter.
 
@@ -147,62 +146,38 @@ class Tracer:
             attributes: Values by keys from `names`.
             error: Reason of its failure, e.g. "PARTITION_LOST"; None if it succeeded.
             links: Spans it belongs to without being their child (a batch and its requests).
-            kind: Whether it serves or makes a call.
+            is_call: Whether it is a call that this process answers.
         """
-        processor = self._processor
-        if processor is None or not context.sampled:
+        if self._export is None or not context.sampled:
             return
         facts = dict(attributes)
         if error is not None:
             facts[names.ATTRIBUTE_ERROR_TYPE] = error
-        parent = None
-        if parent_span_id is not None:
-            parent = _span_context(context.trace_id, parent_span_id, is_remote=True)
-        processor.on_end(
-            ReadableSpan(
-                name=name,
-                context=_span_context(context.trace_id, context.span_id, is_remote=False),
-                parent=parent,
-                resource=self._resource,
-                attributes=facts,
-                links=[
-                    Link(_span_context(link.trace_id, link.span_id, is_remote=True))
-                    for link in links
-                ],
-                kind=kind,
-                status=Status(StatusCode.UNSET)
-                if error is None
-                else Status(StatusCode.ERROR, error),
-                start_time=start_unix_ns,
-                end_time=max(start_unix_ns, end_unix_ns),
-                instrumentation_scope=self._scope,
+        end_unix_ns = max(start_unix_ns, end_unix_ns)
+        self._export.put(
+            RecordedSpan(
+                context,
+                parent_span_id,
+                name,
+                start_unix_ns,
+                end_unix_ns,
+                facts,
+                error,
+                links,
+                is_call,
             )
         )
 
     def force_flush(self, timeout_s: float = 5.0) -> bool:
         """Exports the queued spans, blocking; False if that failed or took too long."""
-        if self._processor is None:
-            return True
-        return bool(self._processor.force_flush(int(timeout_s * 1000)))
+        return self._export is None or self._export.flush(timeout_s)
 
     def shutdown(self) -> None:
         """Exports the queued spans and ends the thread, blocking; later spans are dropped."""
-        if self._processor is not None:
-            self._processor.shutdown()  # type: ignore[no-untyped-call]
-            self._processor = None
-
-
-def _span_context(trace_id: int, span_id: int, *, is_remote: bool) -> SpanContext:
-    return SpanContext(trace_id, span_id, is_remote, TraceFlags(TraceFlags.SAMPLED))
+        export, self._export = self._export, None
+        if export is not None:
+            export.shutdown()
 
 
 def _new_id(bits: int) -> int:
     return random.getrandbits(bits) or 1
-
-
-def _otlp_exporter(endpoint: str) -> SpanExporter:
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-    return OTLPSpanExporter(
-        endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=5
-    )

@@ -4,6 +4,7 @@
   whose reservation starts first, as soon as it can (as the real agents do).
 * A transfer needs the uplink of the sender's server and the downlink of the receiver's, both to
   itself. Links serve the most urgent transfer that can go, by the reservation it is meant for.
+* The gateway dispatches by windows that it is granted, as the real one does, and says so at once.
 * Reports reach the dispatcher `report_delay_ns` later, with the clock error of their server.
 """
 
@@ -13,17 +14,36 @@ from bisect import bisect_left, insort
 from heapq import heappop, heappush
 
 from catenary_scheduler.dispatch.events import (
+    AdoptedRows,
+    BatchSlice,
     CancelBatch,
     Command,
     DispatchBatch,
     Dispatcher,
     Event,
+    ExtendWindow,
+    GrantWindow,
+    PlannedHop,
     Reject,
     RequestArrived,
     RequestCompleted,
+    RevokeWindow,
     StageReported,
+    WindowReported,
 )
-from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds, RequestId
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    Nanoseconds,
+    RequestId,
+)
+from catenary_services.domain.windows.window import DispatchWindow
+from catenary_services.domain.windows.window_queue import (
+    WindowOrder,
+    WindowQueue,
+    WindowRows,
+    WindowUse,
+)
 from catenary_simulator.core.devices import (
     BatchHop,
     BatchTransfer,
@@ -33,7 +53,11 @@ from catenary_simulator.core.devices import (
 )
 from catenary_simulator.core.noise import Noise
 from catenary_simulator.core.requests import SimulatedRequests
-from catenary_simulator.kernel import GATEWAY, Kernel
+from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
+
+
+class _WindowWakeup:
+    """Entry of the heap: the moment at which the gateway looks at its windows."""
 
 
 class SimulatedCluster(Kernel):
@@ -55,6 +79,9 @@ class SimulatedCluster(Kernel):
         "_located",
         "_numbers",
         "_transfer_noise",
+        "_window_batches",
+        "_window_wakeup",
+        "_windows",
         "batches",
         "devices",
         "ends",
@@ -84,6 +111,10 @@ class SimulatedCluster(Kernel):
         self._numbers = 0
         self._jobs: dict[int, SimulatedBatch] = {}
         self._located: dict[int, SimulatedDevice] = {}
+        self._windows = WindowQueue()
+        self._window_batches: dict[int, AdoptedRows] = {}
+        """Batch of each request that went by a window and is not the dispatcher's."""
+        self._window_wakeup: Nanoseconds = NEVER
 
     # The kernel's methods
 
@@ -92,9 +123,14 @@ class SimulatedCluster(Kernel):
         requests = self.requests
         model = requests.models[requests.model_of[number]]
         deadline, texts = requests.deadlines[number], requests.texts
+        if not self._windows.is_idle:
+            if self._windows.offer(model, WindowRows(number, 1, deadline), self.now):
+                self._look_at_windows()
+                return
+            self._look_at_windows()
         length = texts[number] if texts is not None else None
         request = RequestId(GATEWAY, number)
-        self.tell(RequestArrived(request, model, 1, deadline, 0, (), length))
+        self.tell(RequestArrived(request, model, 1, deadline, 0, (), length, texts is None))
 
     def happen(self, order: int, what: object) -> None:
         """Handles the end of a transfer or a compute, or the delivery of a report."""
@@ -106,6 +142,8 @@ class SimulatedCluster(Kernel):
             self._transferred(what, self.now)
         elif isinstance(what, (StageReported, RequestCompleted)):
             self.tell(what)
+        elif isinstance(what, _WindowWakeup):
+            self._look_at_windows()
 
     def carry_out(self, commands: list[Command]) -> None:
         """Starts batches, and has requests rejected and batches forgotten."""
@@ -116,6 +154,8 @@ class SimulatedCluster(Kernel):
                 self.requests.rejected(command.request.number, command.reason)
             elif isinstance(command, CancelBatch):
                 self._cancel(command)
+            elif isinstance(command, (GrantWindow, ExtendWindow, RevokeWindow)):
+                self._take_window(command)
 
     def unanswered(self) -> int:
         return len(self.requests) - self.requests.ended
@@ -151,6 +191,76 @@ class SimulatedCluster(Kernel):
         job = self._jobs.pop(order.batch, None)
         if job is not None:
             job.cancelled = True
+
+    # Windows, as the gateway uses them
+
+    def _take_window(self, command: GrantWindow | ExtendWindow | RevokeWindow) -> None:
+        windows, now = self._windows, self.now
+        if isinstance(command, GrantWindow):
+            batches = (command.first_batch, command.batches)
+            window = DispatchWindow(
+                command.window, command.model, command.hops, batches, command.most_wait_ns
+            )
+            windows.granted(window, now)
+        elif isinstance(command, ExtendWindow):
+            windows.extended(command.window, command.number, command.ends_ns, now)
+        else:
+            windows.revoked(command.window, command.lost, now)
+        self._look_at_windows()
+
+    def _look_at_windows(self) -> None:
+        """Does what the gateway's windows ask for now."""
+        now = self.now
+        actions = self._windows.look(now)
+        for order in actions.orders:
+            self._send_by_window(order)
+        for number in actions.submissions:
+            adopted = self._window_batches.pop(number, None)
+            if self.requests.finished_at[number] == 0:
+                model = self.requests.models[self.requests.model_of[number]]
+                in_flight = (adopted,) if adopted is not None else ()
+                request = RequestId(GATEWAY, number)
+                deadline = self.requests.deadlines[number]
+                self.tell(RequestArrived(request, model, 1, deadline, 0, in_flight, None, True))
+        for use in actions.reports:
+            self._report_window(use)
+        wakeup = self._windows.next_wakeup()
+        if wakeup is None:
+            self._window_wakeup = NEVER
+        elif wakeup < self._window_wakeup or self._window_wakeup <= now:
+            self._window_wakeup = max(wakeup, now + 1)
+            self.at(self._window_wakeup, 0, _WindowWakeup())
+
+    def _send_by_window(self, order: WindowOrder) -> None:
+        batch, window = order.batch, order.window
+        path = []
+        for start, hop in zip(batch.starts_ns, window.hops, strict=True):
+            compute = hop.compute_ns[batch.rows - 1]
+            path.append(PlannedHop(hop.agent, hop.partition, start, compute))
+        slices = []
+        for row, each in enumerate(order.requests):
+            slices.append(BatchSlice(RequestId(GATEWAY, each.request), 0, 1, row))
+            adopted = AdoptedRows(batch.batch, 0, 1, batch.finish_ns)
+            self._window_batches[each.request] = adopted
+        self._dispatch(
+            DispatchBatch(batch.batch, batch.rows, tuple(slices), tuple(path), batch.finish_ns),
+            self.now,
+        )
+
+    def _report_window(self, use: WindowUse) -> None:
+        self.tell(
+            WindowReported(
+                GATEWAY,
+                use.model,
+                use.window,
+                use.number,
+                use.first_batch,
+                use.rows,
+                use.requests,
+                use.renew,
+                use.busy_ns,
+            )
+        )
 
     # Transfers
 
@@ -288,7 +398,12 @@ class SimulatedCluster(Kernel):
             if not final:
                 self._located[request.number] = device
             elif self.requests.computed(request.number, now):
-                self._report(RequestCompleted(request), now)
+                by_window = self._window_batches.pop(request.number, None)
+                if by_window is None:
+                    self._report(RequestCompleted(request), now)
+        if not self._windows.is_idle:
+            self._windows.answered(job.batch, now)
+            self._look_at_windows()
 
     def _report(self, event: Event, now: Nanoseconds) -> None:
         if self._delay:

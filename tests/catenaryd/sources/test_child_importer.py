@@ -93,7 +93,13 @@ async def test_the_error_of_a_child_is_raised_as_what_it_is(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("precision", "fp64"), ("target", "tpu"), ("session_tokens", 1), ("slo_ns", 1000)],
+    [
+        ("precision", "fp64"),
+        ("target", "tpu"),
+        ("engine", "none"),
+        ("session_tokens", 1),
+        ("slo_ns", 1000),
+    ],
 )
 async def test_an_option_that_is_none_is_refused_by_its_name(
     mirror: ModelMirror, tmp_path: Path, field: str, value: object
@@ -102,6 +108,18 @@ async def test_an_option_that_is_none_is_refused_by_its_name(
     setattr(request, field, value)
     with pytest.raises(InvalidInput, match=rf"^{field}: "):
         await anext(ChildImporter(tmp_path / "models", KINDS).bring(request))
+
+
+async def test_what_an_engine_is_to_serve_is_said_to_the_child(
+    mirror: ModelMirror, tmp_path: Path
+) -> None:
+    mirror.add("org/tiny", FILES)
+    importer = ChildImporter(tmp_path / "models", KINDS)
+    with pytest.raises(InvalidInput, match=r"engine: vllm reads safetensors, and a.gguf is gguf"):
+        [step async for step in importer.bring(order(mirror, engine="vllm"))]
+    assert "--keep-gguf" in importer._arguments(
+        admin_pb2.ImportModelRequest(source="a.gguf", keep_gguf=True)
+    )
 
 
 async def test_a_token_is_not_among_the_arguments(mirror: ModelMirror, tmp_path: Path) -> None:

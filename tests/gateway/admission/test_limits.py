@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 import catenary
-from catenary_gateway.endpoints.http_connections import ConnectionWatcher
+from catenary_gateway.endpoints.connections.connection_watcher import ConnectionWatcher
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from gateway_harness import Stage, stage
@@ -129,7 +129,7 @@ async def test_a_chat_beyond_its_limits_never_reaches_the_template(
 
 async def served(connections: ConnectionWatcher) -> tuple[web.AppRunner, int]:
     async def hello(request: web.Request) -> web.Response:
-        connections.note_request(request)
+        connections.note_request(request.protocol)
         return web.Response(text="hello")
 
     app = web.Application()

@@ -65,6 +65,30 @@ async def test_models_are_listed_and_told(running: TextStage) -> None:
             assert raised.value.code == "model_not_found"
 
 
+async def test_a_model_is_asked_with_an_adapter_by_either_name(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "good", ["infer:tiny"])
+    asked: list[str] = []
+
+    async def noting(session: Session) -> None:
+        asked.append(session.opening.adapter)
+        await answering(session)
+
+    models = [generating(adapters=["terse", "slow"])]
+    async with text_stage(tmp_path, models=models, api_keys_file=keys) as stage:
+        stage.agent.script = noting
+        async with client_of(stage, api_key=key) as client:
+            ids = [model.id for model in (await client.models.list()).data]
+            assert ids == ["tiny", "tiny:terse", "tiny:slow"]
+            for name in ("tiny:terse", "slow", "tiny"):
+                answer = await client.chat.completions.create(model=name, messages=SAID)
+                assert (answer.model, answer.choices[0].message.content) == (name, "Hello!")
+                assert (await client.models.retrieve(name)).id == name
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(model="tiny:rhyming", messages=SAID)
+        assert asked == ["terse", "slow", ""]
+
+
 async def test_chat_and_completion_answer_whole(running: TextStage) -> None:
     async with client_of(running) as client:
         chat = await client.chat.completions.create(**ASKED)

@@ -193,6 +193,21 @@ def test_everything_about_a_request_goes_to_the_group_that_has_it() -> None:
     assert [routing.router.group_of(n) for n in (1, 2, 3, 4)] == [None, 1, 0, None]
 
 
+def test_what_is_about_a_window_goes_to_the_group_that_granted_it() -> None:
+    routing = Routing()
+    for number, group in ((11, 1), (12, 0), (13, 1)):
+        batch = first_id(next_epoch(0, group, 2)) + 7
+        link = routing.links[group]
+        report = scheduler_pb2.WindowReport(window_id=batch, number=1)
+        routing.router.send(Message(window_report=report))
+        assert link.sent[-1].window_report.window_id == batch
+        late = submission(number)
+        late.submit.in_flight.add(batch_id=batch, rows=1)
+        routing.router.send(late)
+        assert link.sent[-1].submit.request_id == number
+        assert routing.router.group_of(number) == group
+
+
 def test_a_refused_request_goes_to_one_other_group_and_then_to_its_client() -> None:
     routing = Routing()
     routing.submit(1)

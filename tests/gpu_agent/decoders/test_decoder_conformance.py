@@ -12,9 +12,11 @@ import pytest
 
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, set_layout
 from catenary_agent.decoders.loading import load_decoder
+from catenary_agent.decoders.sampling.sampling import SessionSampler
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_services.domain.ids import ModelKey, PartitionKey
+from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import InvalidInput, ModelNotFound, Overloaded
 from small_models.decoder_ring import DecoderRing
 from tiny_language_models import LAYERS, PROMPTS, TOKENS, VOCABULARY, imported_llama, llama_answers
@@ -291,3 +293,44 @@ async def test_cost_is_measured_without_a_trace(whole: DecoderExecutor, chunk: i
     assert cost.decode(4, 100) > 0
     assert cost.prefill_chunk_tokens == chunk
     assert (whole.sessions, whole.free_block_slots) == (1, 7 * LAYERS)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 3])
+def test_guesses_change_no_token_and_leave_nothing_behind(wrong: int, load: Load) -> None:
+    """All sessions guess at once: some tokens rightly, and `wrong` more that are not."""
+    executor = load()
+    answers = llama_answers()
+    tokens = {session: list(prompt) for session, prompt in PROMPTS.items()}
+    samplers = {s: SessionSampler(SamplingParameters(), p, len(p), ()) for s, p in PROMPTS.items()}
+    for session in PROMPTS:
+        executor.open_session(session, 0)
+    cached = dict.fromkeys(PROMPTS, 0)
+    while any(len(tokens[s]) < len(PROMPTS[s]) + TOKENS for s in PROMPTS):
+        items, rightly = [], {}
+        for session, known in tokens.items():
+            said = len(known) - len(PROMPTS[session])
+            right = answers[session][said : said + session % 3]
+            rightly[session] = len(right)
+            drafts = [*right, *[(each + 1) % VOCABULARY for each in answers[session][:wrong]]]
+            inputs = np.array([*known[cached[session] :], *drafts])
+            sampler = samplers[session]
+            items.append(
+                StepItem(session, cached[session], inputs, "token", sampler, drafts=drafts)
+            )
+        for item, made in zip(items, executor.step(items), strict=True):
+            assert made is not None
+            session = item.session
+            assert len(made) > rightly[session]
+            cached[session] = item.position + len(item.inputs) - len(item.drafts) + len(made) - 1
+            executor.truncate(session, cached[session])
+            tokens[session] += made.tolist()
+            for token in made.tolist():
+                samplers[session].accept(token)
+    for session, prompt in PROMPTS.items():
+        assert tokens[session][len(prompt) :][:TOKENS] == answers[session]
+    with pytest.raises(InvalidInput, match="cannot be kept"):
+        executor.truncate(1, cached[1] + 1)
+    item = StepItem(1, cached[1], np.array([1]), "token", samplers[1], drafts=[1])
+    with pytest.raises(InvalidInput, match="drafts"):
+        executor.step([item])
+    executor.close()

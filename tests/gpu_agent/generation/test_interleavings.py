@@ -34,7 +34,7 @@ def drawn_sessions(data: st.DataObject) -> dict[int, tuple[Rings, list[int], int
     for session in range(1, count + 1):
         rings = data.draw(st.sampled_from([*((chain, []) for chain in CHAINS), *HANDED_OVER]))
         prompt = data.draw(st.lists(st.integers(0, 48), min_size=1, max_size=12))
-        sessions[session] = (rings, prompt, data.draw(st.integers(1, 9)))
+        sessions[session] = (rings, prompt, data.draw(st.integers(1, 12)))
     return sessions
 
 
@@ -79,7 +79,8 @@ SETTINGS = settings(
 @SETTINGS
 @given(st.data(), st.integers(1, 6))
 def test_in_any_order_of_arrivals_every_session_gets_the_tokens_it_gets_alone(data, chunk):
-    world = World(chunk)
+    period = data.draw(st.sampled_from([0, 2, 3]))
+    world = World(chunk, period)
     sessions = drawn_sessions(data)
     opens = {
         session: lambda s=session, drawn=drawn: world.open(s, opened(*drawn))
@@ -89,7 +90,7 @@ def test_in_any_order_of_arrivals_every_session_gets_the_tokens_it_gets_alone(da
     world.run_out()
     for session, (rings, prompt, count) in sessions.items():
         got = got_of(world, session)
-        assert [token.token_id for token in got] == undisturbed(prompt, count)
+        assert [token.token_id for token in got] == undisturbed(prompt, count, period=period)
         assert [t.position for t in got] == list(range(len(prompt), len(prompt) + count))
         assert [bool(token.finish_reason) for token in got] == [False] * (count - 1) + [True]
         if rings[1]:

@@ -131,6 +131,17 @@ def test_larger_clusters_promise_more(file) -> None:
     assert all(plan["gap"] < 0.05 for plan in report.facts["plans"])
 
 
+def test_planning_times_of_many_models_say_where_there_is_no_plan(file) -> None:
+    (report,) = run_scenarios([file("planner_scaling", models=[2, 9], classes=[["fast", "slow"]])])
+    gaps = report.tables[1].rows
+    assert [row[0] for row in gaps] == ["fast + slow, 2 models", "fast + slow, 9 models"]
+    (small, large, crowded, _) = report.facts["plans"]
+    assert small["models"] == large["models"] == 2
+    assert 0 < small["objective"] < large["objective"]
+    assert (crowded["models"], crowded["gpus"], crowded["solver"]) == (9, 8, "no plan")
+    assert gaps[1][1] == "no plan"
+
+
 def test_a_live_scenario_is_run_only_when_asked_for(file, tmp_path: Path) -> None:
     path = tmp_path / "live.yaml"
     live = {

@@ -20,7 +20,7 @@ from catenary_scheduler.planning.live import (
 )
 from catenary_scheduler.planning.live.agent_memory import memories_of
 from catenary_scheduler.replanning.chain_builder import compose, compose_cluster
-from catenary_services.domain.decoder import DecoderRuntime, why_not_loaded
+from catenary_services.domain.decoder import DecoderRuntime, serves_whole, why_not_loaded
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
@@ -32,7 +32,8 @@ from scheduling_cases.sized_decoders import (
 
 MEMORY = 10_000
 TARGETS = ("both", "cpu", "gpu")
-RUNTIMES = (*DecoderRuntime, "")
+RUNTIMES = (*(each for each in DecoderRuntime if not serves_whole(each)), "")
+"""Those that run blocks; `search/test_engine_shapes.py` has engines."""
 WHY = "it runs decoders with ONNX Runtime, and the model was imported for GPUs"
 
 

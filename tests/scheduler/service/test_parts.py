@@ -238,12 +238,12 @@ def test_a_peer_stays_in_the_directory_for_a_moment() -> None:
     peers.joined("a", common_pb2.Peer(peer_id="a", incarnation=4))
     peers.left("a", 10.0)
     assert not peers.sweep(12.0)
-    assert [peer.peer_id for peer in peers.directory().peers] == ["a"]
+    assert [peer.peer_id for peer in peers.directory(1).peers] == ["a"]
     again = PeerDirectory(linger_s=3.0, clock_s=lambda: 0.0)
     again.restore(stored_of(RedisTable.PEERS, {**peers.records(), "bad": "?"}))
-    assert again.directory() == peers.directory()
+    assert again.directory(1) == peers.directory(1)
     assert peers.sweep(14.0)
-    assert not peers.directory().peers
+    assert not peers.directory(1).peers
 
 
 def test_utilisation_is_the_busy_share_of_the_last_rounds() -> None:

@@ -214,12 +214,14 @@ def _option(
 Cell = tuple[int, ...]
 
 
-def best_free_rates(problem: PoolingProblem, model: PooledModel) -> dict[Cell, float]:
+def best_free_rates(
+    problem: PoolingProblem, model: PooledModel, *, share: bool = True
+) -> dict[Cell, float]:
     """By whole GPUs of each class the best rate under our own rules, by plain recursion."""
     counts = [gpu.count for gpu in problem.classes]
     options = all_options(problem, model)
     atoms = _single_atoms(options, counts)
-    for cell, rate in _pair_atoms(options, counts).items():
+    for cell, rate in (_pair_atoms(options, counts) if share else {}).items():
         atoms[cell] = max(atoms.get(cell, 0.0), rate)
     best: dict[Cell, float] = {}
     for cell in itertools.product(*(range(count + 1) for count in counts)):

@@ -41,7 +41,14 @@ class Copied:
 class World:
     """Seven agents, a gateway and the wires between them; the test says what happens next."""
 
-    def __init__(self, chunk: int) -> None:
+    def __init__(self, chunk: int, period: int = 0) -> None:
+        """Begins without sessions.
+
+        Args:
+            chunk: The most prompt tokens of one step.
+            period: Number of tokens after which answers repeat themselves, so that guesses are
+                right; 0 if they do not.
+        """
         self.decoders = {
             "a": toy(0, 2, slots=SLOTS),
             "b": toy(1, 4, 2, 3, slots=SLOTS),
@@ -54,7 +61,7 @@ class World:
         small = CacheLimits(
             frame_bytes=2 * TABLE.cache_bytes_per_token, window_bytes=150, step_bytes=200
         )
-        limits = GenerationLimits(chunk, caches=small)
+        limits = GenerationLimits(chunk, 3, caches=small)
         self.skipped_ns = 0
         self._clock_ns = time.monotonic_ns()
         self.epoch = 1
@@ -68,11 +75,15 @@ class World:
                 0 if name == "e" else 1, last, slots=SLOTS
             )
             self.rings[name].add_batcher(PartitionBatcher(decoder))
+        for decoder in self.decoders.values():
+            decoder.period = period
         self.frames: list[Copied] = []
         self.wires: dict[tuple[str, str], deque[tuple[bytes, bytes, CacheOut | None]]] = {}
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
         self.consumed = dict.fromkeys(self.rings, 0)
         self.arrived = dict.fromkeys(self.rings, 0)
+        self.right = self.wrong = 0
+        """Numbers of guesses."""
         self.failed: set[int] = set()
         self.closed: dict[int, set[str]] = {}
 
@@ -185,6 +196,9 @@ class World:
         for frame in out.consumed:
             frame.release()
         self.consumed[agent] += out.consumed_bytes
+        for _, guesses, right in out.guesses:
+            self.right += right
+            self.wrong += guesses - right
         for notice in out.messages:
             message = notice.message()
             if message.WhichOneof("kind") == "session_failed":

@@ -24,6 +24,7 @@ SLOW_FOLDERS = (
     "gateway/constrained",
     "gpu_agent/decoders",
     "gpu_agent/encoders",
+    "gpu_agent/engines",
     "gpu_agent/executors",
     "gpu_agent/kv",
     "gpu_agent/partitioning",
@@ -37,7 +38,8 @@ SLOW_FOLDERS = (
     "services/transport",
     "system",
 )
-"""Folders whose tests make models, or start Redis, agents, clusters or what tries out grammars."""
+"""Folders whose tests make models, or start Redis, agents, engines, clusters or what tries out
+grammars."""
 
 RUNTIMES = ("onnxruntime", "onnxruntime_genai", "torch", "transformers", "ctranslate2")
 """Libraries that run models: importing one takes seconds."""

@@ -1,8 +1,8 @@
 """`catenaryd up --max-agents`: load brings agents and takes them away again, and no request is lost.
 
-The agents are emulated: they take the time a device would and make up tokens, of which each is a
-function of its position. So an answer is whole if it is as long as was asked for, and right if it
-is that of any other answer to the same prompt, whoever gave it.
+The agents are emulated, or have an engine of tests: they take the time a device would and make up
+tokens, of which each is a function of its position. So an answer is whole if it is as long as was
+asked for, and right if it is that of any other answer to the same prompt, whoever gave it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from catenary_protos.catenary.v1 import (
 from catenary_services.domain.latency import TokenObjectives
 from catenary_services.models.model_repository import ModelRepository
 from cluster_harness import RunningCluster, running_cluster
+from engines.beside_ring import engines_of
+from engines.engine_models import engine_model
+from engines.fake_engine import fake_python
 from language_model import KEY, MODEL, install
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -72,27 +75,41 @@ class Seen:
         return [each.agents_now for each in self.advice]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    root = tmp_path / "models"
-    install(root)
-    repository = ModelRepository(root)
-    repository.write_manifest(replace(repository.manifest(KEY), objectives=OBJECTIVES))
-    profile = tmp_path / "times.json"
+def emulated_agents(folder: Path) -> dict[str, Any]:
+    """Installs the model for emulated agents, and returns their settings."""
+    install(folder / "models")
+    profile = folder / "times.json"
     profile.write_text(json.dumps(TIMES))
-    config: dict[str, Any] = {"agent": {"emulated_profile": str(profile)}, "scheduler": SCHEDULER}
+    return {"device": "emulated:any", "emulated_profile": str(profile)}
+
+
+def engine_agents(folder: Path) -> dict[str, Any]:
+    """Installs a model that engines alone serve, five or six answers per second each."""
+    engine_model(folder / "models", MODEL, arguments=("fake.token_s=0.03",), max_batch=4)
+    return {"decoder": "llama_server", "engine_python": str(fake_python(folder))}
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningCluster]:
+    agent = getattr(request, "param", emulated_agents)(tmp_path)
+    repository = ModelRepository(tmp_path / "models")
+    repository.write_manifest(replace(repository.manifest(KEY), objectives=OBJECTIVES))
+    device = agent.pop("device", "cpu")
+    config = {"agent": agent, "scheduler": SCHEDULER}
     with running_cluster(
-        tmp_path, models=(MODEL,), agents=1, max_agents=MOST, device="emulated:any", config=config
+        tmp_path, models=(MODEL,), agents=1, max_agents=MOST, device=device, config=config
     ) as running:
         yield running
 
 
+@pytest.mark.parametrize("cluster", [emulated_agents, engine_agents], indirect=True)
 async def test_agents_follow_the_load_and_no_request_is_lost(
     cluster: RunningCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = Seen()
     assert cluster.facts["agents"] == ["agent-0"]
     processes = len(psutil.Process(cluster.process.pid).children())
+    engines = len(engines_of(psutil.Process(cluster.process.pid)))
     async with watched(cluster, seen), grpc.aio.insecure_channel(cluster.grpc) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
         await asked(stub, seen, QUIET_PER_S, 8.0)
@@ -124,6 +141,7 @@ async def test_agents_follow_the_load_and_no_request_is_lost(
     # The processes of agents that went are gone, and were not started again.
     children = psutil.Process(cluster.process.pid).children()
     assert len(children) == processes
+    assert len(engines_of(psutil.Process(cluster.process.pid))) == engines
 
 
 async def test_a_scheduler_killed_while_agents_come_and_go_loses_no_request(

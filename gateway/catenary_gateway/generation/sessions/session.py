@@ -195,6 +195,7 @@ class PendingSession:
             traceparent=trace.traceparent if trace.sampled else "",
             timed=self.timed,
             shares_prompt_of=self._shared_session(start),
+            adapter=request.model.adapter,
         )
         opening.token_ids.extend(request.prompt)
         opening.token_ids.extend(self.generated)

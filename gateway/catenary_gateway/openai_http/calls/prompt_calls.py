@@ -15,8 +15,9 @@ from aiohttp import web
 
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
 from catenary_gateway.admission.request_pipeline import RequestPipeline, caller
+from catenary_gateway.endpoints.connections.http_call import REQUEST_ID
 from catenary_gateway.endpoints.http_bodies import OFF_LOOP, body_of, require_announced
-from catenary_gateway.endpoints.http_calls import PIPELINE, REQUEST_ID, enter, request_id_of
+from catenary_gateway.endpoints.http_calls import PIPELINE, enter, request_id_of
 from catenary_gateway.generation.choices import ChoiceStreams
 from catenary_gateway.generation.plane import GenerationStream
 from catenary_gateway.generation.request import GenerationOptions

@@ -33,14 +33,18 @@ async def answer_models(request: web.Request) -> web.Response:
     """
     pipeline = request.app[PIPELINE]
     enter(request)
-    listed = [_document(model, name) for name, model in _text_models(pipeline).items()]
+    listed = [
+        _document(model, reference)
+        for name, model in _text_models(pipeline).items()
+        for reference in (name, *(f"{name}:{adapter}" for adapter in model.adapters))
+    ]
     names = [each["id"] for each in listed] or [None]
     pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
     return json_response({"object": "list", "data": listed} | pages)
 
 
 async def answer_model(request: web.Request) -> web.Response:
-    """Describes one model, by its name or `name:version`."""
+    """Describes one model, by its name, `name:version` or `name:adapter`."""
     pipeline = request.app[PIPELINE]
     enter(request)
     reference = request.match_info["model"]

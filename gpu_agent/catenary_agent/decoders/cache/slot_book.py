@@ -73,6 +73,15 @@ class SlotBook:
         self.used -= self.key.last_block - entry
         return True
 
+    def truncate(self, session: int, tokens: int) -> None:
+        """Counts only the first `tokens` cached tokens; see `DecoderExecutor.truncate`."""
+        cached = self.cached.get(session)
+        if cached is None:
+            raise InvalidInput("session", f"{session} is not open")
+        if not 0 <= tokens <= cached:
+            raise InvalidInput("tokens", f"{tokens} of {cached} cannot be kept")
+        self.cached[session] = tokens
+
     def check_export(self, session: int, span: CacheSpan) -> None:
         """Raises InvalidInput unless the rows are cached; see `DecoderExecutor.export_cache`."""
         self._check_span(session, span)
@@ -138,10 +147,16 @@ class SlotBook:
             raise InvalidInput("want", f"{item.want!r} does not come out of {self.key}")
         if item.want == "token" and item.sampler is None:
             raise InvalidInput("sampler", "says how to choose a token, and is not there")
+        if len(item.drafts) >= len(array):
+            raise InvalidInput("drafts", f"{len(item.drafts)} of {len(array)} inputs are guesses")
 
 
 class BookedDecoder:
     """The accounts of a decoder executor, which all kinds of executors keep in the same way."""
+
+    exports_caches = True
+    takes_drafts = True
+    adapters: frozenset[str] = frozenset()
 
     def __init__(self, key: PartitionKey, table: DecoderTable, layout: CacheLayout) -> None:
         if not 0 <= key.first_block < key.last_block <= table.blocks:
@@ -168,6 +183,10 @@ class BookedDecoder:
 
     def block_tokens(self, session: int, tokens: int = 0) -> int:
         return self._book.block_tokens(session, tokens)
+
+    def truncate(self, session: int, tokens: int) -> None:
+        """Forgets cached tokens; their rows are written again before they are read."""
+        self._book.truncate(session, tokens)
 
     def prepare_layout(self, layout: CacheLayout) -> Any:
         """Checks a layout and returns it, where nothing has to be prepared."""

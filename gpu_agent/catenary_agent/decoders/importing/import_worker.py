@@ -235,10 +235,11 @@ def convert_gguf(
         dtype="float16" if for_gpus else "float32",
         tell=tell,
     )
-    _save_tokenizer(file, reader, folder)
+    save_tokenizer(file, reader, folder)
 
 
-def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
+def save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
+    """Writes the tokenizer of a GGUF file in the form that gateways read."""
     import gguf
     from transformers import AutoTokenizer
 

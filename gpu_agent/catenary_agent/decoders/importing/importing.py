@@ -41,7 +41,7 @@ from catenary_agent.decoders.onnx.building import check_libraries, import_limits
 from catenary_agent.partitioning.jailed import answer_of
 from catenary_agent.profiling.decoder_roofline import decode_ns
 from catenary_services.content.hashing import digests
-from catenary_services.domain.decoder import AllocatedSizes, DecoderTable
+from catenary_services.domain.decoder import AllocatedSizes, DecoderForm, DecoderTable
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import BlockTable, Boundary
 from catenary_services.domain.tensors import ANY, TensorSpec
@@ -57,6 +57,7 @@ _LARGEST_SIZE = 1 << 50
 _MOST_BLOCKS = 4096
 _MOST_END_TOKENS = 1024
 _MOST_TENSORS = 100_000
+_OF_ENGINES = (DecoderForm.VLLM, DecoderForm.LLAMA_SERVER)
 
 
 def import_decoder(
@@ -116,11 +117,11 @@ def _bring_in(
     )
     made = answer_of(run_jailed(work, folder, progress), ImportedModel, source.name)
     check_config(folder, options)
-    _check_sizes(made.table, source.name)
+    check_sizes(made.table, source.name)
     if made.places:
         progress("taking over the weights")
         take_over(source, folder, set(made.places.values()), copies=options.copies)
-    file = _weights_file(folder, made, source.name)
+    file = weights_file(folder, made.places, made.weight_bytes, source.name)
     table, compute_ns = made.table, decode_ns(made.table)
     if graph:
         table, compute_ns = _with_graph(folder, order, options, progress)
@@ -149,26 +150,36 @@ def _with_graph(
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as scratch:
         built = answer_of(run_jailed(work, Path(scratch), progress), BuiltGraph, work.subject)
         (Path(scratch) / folder.parent.name / folder.name / graph).rename(folder / graph)
-    _check_sizes(built.table, work.subject)
+    check_sizes(built.table, work.subject)
     times = built.compute_ns
     if len(times) != built.table.blocks or not all(0 < ns < _LARGEST_SIZE for ns in times):
         raise InvalidInput(work.subject, "has times that no model has")
     return built.table, times
 
 
-def _weights_file(folder: Path, made: ImportedModel, subject: str) -> str:
-    """Returns the file that stands for the weights: the only one, or an index made here."""
-    files = sorted(set(made.places.values()))
+def weights_file(folder: Path, places: dict[str, str], weight_bytes: int, subject: str) -> str:
+    """Returns the file that stands for the weights: the only one, or an index made here.
+
+    Args:
+        folder: The folder of the version, with the files.
+        places: The file of each tensor, as the jail has found it.
+        weight_bytes: Size of all tensors.
+        subject: The source, for errors.
+
+    Raises:
+        InvalidInput: The jail's sizes are those of no model.
+    """
+    files = sorted(set(places.values()))
     if files in ([], [WEIGHTS_FILE]):
         return WEIGHTS_FILE
-    if len(made.places) > _MOST_TENSORS or not 0 < made.weight_bytes < _LARGEST_SIZE:
+    if len(places) > _MOST_TENSORS or not 0 < weight_bytes < _LARGEST_SIZE:
         raise InvalidInput(subject, "has sizes that no model has")
     hashes = {name: digests().whole(folder / name) for name in files}
-    (folder / INDEX_FILE).write_text(index_text(made.places, made.weight_bytes, hashes))
+    (folder / INDEX_FILE).write_text(index_text(places, weight_bytes, hashes))
     return INDEX_FILE
 
 
-def _check_sizes(table: DecoderTable, subject: str) -> None:
+def check_sizes(table: DecoderTable, subject: str) -> None:
     """Raises InvalidInput unless the sizes from the jail are plausible for a model."""
     values = [value for value in asdict(table).values() if isinstance(value, int)]
     ends, blocks = table.end_token_ids, table.blocks
@@ -180,7 +191,9 @@ def _check_sizes(table: DecoderTable, subject: str) -> None:
 
 def _can_be(sizes: AllocatedSizes, blocks: int) -> bool:
     """Returns False for sizes that are impossible for a form of a model."""
-    some = [*sizes.block_bytes, sizes.head_bytes, sizes.cache_bytes_per_token]
+    some = [*sizes.block_bytes, sizes.cache_bytes_per_token]
+    if sizes.form not in _OF_ENGINES:  # these hold the head somewhere among the blocks
+        some.append(sizes.head_bytes)
     maybe = [sizes.embedding_bytes, sizes.shared_bytes, sizes.fixed_bytes, sizes.entry_bytes]
     maybe += asdict(sizes.step).values()
     counts = len(sizes.block_bytes) == blocks and sizes.form is not None

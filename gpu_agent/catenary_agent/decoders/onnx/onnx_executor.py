@@ -133,7 +133,7 @@ class OnnxDecoder(BookedDecoder):
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
         self._book.check(items)
         results: list[np.ndarray | None] = [None] * len(items)
-        ends: dict[int, np.ndarray] = {}
+        ends: dict[int, np.ndarray] = {}  # the rows of each item that tokens are chosen after
         # Rows in between are computed along with decode rows and write at their own next position.
         # Hence these run before the prefill chunks, which write there for good.
         hidden = self._decode([item for item in items if len(item.inputs) == 1])
@@ -145,11 +145,11 @@ class OnnxDecoder(BookedDecoder):
             if item.want == "hidden":
                 results[index] = made.copy() if len(item.inputs) == 1 else made
             elif item.want != "nothing":
-                ends[index] = made[-1]
+                ends[index] = made[-1 - len(item.drafts) :]
             if item.scores is not None and item.scores.following and self._head is not None:
                 score_prompt(self._chooser, self._head.logits, made, item)
         if ends and self._head is not None:
-            logits = self._head.logits(np.stack(list(ends.values())))
+            logits = self._head.logits(np.concatenate(list(ends.values())))
             wanting = [items[index] for index in ends]
             for index, made in zip(ends, row_results(self._chooser, logits, wanting), strict=True):
                 results[index] = made
@@ -158,6 +158,10 @@ class OnnxDecoder(BookedDecoder):
             self._book.cached[item.session] = cached
             self._buffers.lengths[self._rows.row_of[item.session]] = cached
         return results
+
+    def truncate(self, session: int, tokens: int) -> None:
+        super().truncate(session, tokens)
+        self._buffers.lengths[self._rows.row_of[session]] = tokens
 
     def export_cache(self, session: int, span: CacheSpan) -> CacheArray:
         self._book.check_export(session, span)

@@ -11,6 +11,7 @@ elsewhere after a loss chooses the same tokens, as far as the logits there are t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -148,6 +149,16 @@ class SessionSampler:
         if self.mask is not None:
             self.allowed = self.mask.take()
         return self.mask is None or self.allowed is not None
+
+    def ahead(self, tokens: int) -> SessionSampler:
+        """Returns a sampler that chooses as this one will after so many more tokens.
+
+        There is one only for parameters that say `takes_drafts`.
+        """
+        assert self.parameters.takes_drafts
+        later = copy.copy(self)
+        later.position += tokens
+        return later
 
     def accept(self, token_id: int) -> str:
         """Appends a token; returns the finish reason, empty while the session goes on.

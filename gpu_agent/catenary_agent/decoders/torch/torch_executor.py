@@ -195,7 +195,12 @@ class TorchDecoder(BookedDecoder):
         counts = [len(item.inputs) for item in items]
         plan = AttentionMetadata(caches, counts, [item.position for item in items])
         ends = [i for i, item in enumerate(items) if item.want in ("token", "logits")]
-        output = self._states(plan, items, [plan.bounds[i + 1] - 1 for i in ends])
+        rows = [
+            row
+            for i in ends
+            for row in range(plan.bounds[i + 1] - 1 - len(items[i].drafts), plan.bounds[i + 1])
+        ]
+        output = self._states(plan, items, rows)
         hidden = output.hidden
         results: list[np.ndarray | None] = [None] * len(items)
         if output.last is not None:

@@ -179,6 +179,11 @@ class StepBuffers:
         if self._copied is not None:
             self._copied.record()
 
+    @property
+    def most_ends(self) -> int:
+        """The most rows that `last` can return."""
+        return self.most.singles + self.most.chunks
+
     def last(self, count: int) -> torch.Tensor:
         """Returns hidden states of the first `count` rows that were named as ends."""
         return self.leaving.index_select(0, self.part("ends")[:count])

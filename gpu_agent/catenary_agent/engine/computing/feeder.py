@@ -36,6 +36,8 @@ _log = get_logger("catenary_agent.engine")
 
 _AHEAD = 2
 """The most jobs at the thread: one that runs, and one to be started next without a delay."""
+_MOST_IN_A_ROW = 16
+"""The most short batches that are computed on the event loop before it gets to other work."""
 _BATCHES_PER_STEP = 8
 """While batches are always ready, one other job is computed after this many of them."""
 
@@ -91,7 +93,9 @@ class ReadyQueue:
 class Feeder:
     """Chooses the job that is computed next.
 
-    It has no task: whatever makes room at the thread or needs it feeds the thread at once.
+    It has no task: whatever makes room at the thread or needs it feeds the thread at once. A short
+    batch is computed at once, on the event loop, if the thread has nothing to do: the two wake-ups
+    that the thread costs are more than the batch.
 
     Invariants: at most `_AHEAD` jobs are at the thread. A batch waits at the thread only while no
     more urgent one is ready. While `max_unpushed` results wait for their links, at most one more is
@@ -116,6 +120,11 @@ class Feeder:
         self._unpushed = 0
         self._since_step = 0
         self._crashed: asyncio.Future[None] | None = None
+        self._is_feeding = False
+        self._in_a_row = 0
+        self.compute_here: Callable[[Batch], bool] | None = None
+        """Computes and delivers a batch on the event loop; returns False if the device is taken.
+        None if everything is computed on the thread."""
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -172,12 +181,20 @@ class Feeder:
 
     def _feed(self) -> None:
         """Hands jobs to the thread while it has room for them."""
+        if self._is_feeding or self._in_a_row >= _MOST_IN_A_ROW:
+            return  # it goes on when the batch that is computed here has left, or in the next turn
+        self._is_feeding = True
         try:
-            while (len(self._inside) < _AHEAD) and (
-                self._unpushed + len(self._inside) <= self._max_unpushed
+            while (
+                len(self._inside) < _AHEAD
+                and self._unpushed + len(self._inside) <= self._max_unpushed
+                and self._in_a_row < _MOST_IN_A_ROW
             ):
                 batch = None
                 if not self._steps or self._since_step < _BATCHES_PER_STEP:
+                    batch = self._ready.peek()
+                    if batch is not None and self._inside and self._is_for_here(batch):
+                        return  # it is computed here when the thread is done
                     batch = self._ready.pop()
                 if batch is not None:
                     self._prepare(batch)
@@ -190,6 +207,8 @@ class Feeder:
             # Whoever made room is not to blame; the process ends for it (`BatchEngine.failed`).
             if self._crashed is not None and not self._crashed.done():
                 self._crashed.set_exception(error)
+        finally:
+            self._is_feeding = False
 
     def _prepare(self, batch: Batch) -> None:
         """Stages the outputs of the most urgent batch and hands it to the thread."""
@@ -198,7 +217,29 @@ class Feeder:
             return
         batch.staged = self._stage(batch)
         self._since_step += 1
-        self._offer(batch)
+        if not self._computed_here(batch):
+            self._offer(batch)
+
+    def _is_for_here(self, batch: Batch) -> bool:
+        return self.compute_here is not None and batch.partition.is_short(batch.rows)
+
+    def _computed_here(self, batch: Batch) -> bool:
+        """Computes a short batch on the event loop; returns False if the thread has to do it."""
+        if self._inside or not self._is_for_here(batch):
+            return False
+        assert self.compute_here is not None
+        self._inside.append(batch)
+        if not self.compute_here(batch):
+            self._inside.remove(batch)
+            return False
+        self._in_a_row += 1
+        if self._in_a_row == _MOST_IN_A_ROW:
+            asyncio.get_running_loop().call_soon(self._has_turned)
+        return True
+
+    def _has_turned(self) -> None:
+        self._in_a_row = 0
+        self._feed()
 
     def _offer(self, job: Job) -> None:
         assert self._thread is not None
@@ -230,10 +271,11 @@ def out_of_time() -> DeadlineExceeded:
 def run_job(job: Job, steps: RunningSteps) -> None:
     """Runs a job on the compute thread in its turn; an exception is stored in the job."""
     with steps.turns:
-        _run_now(job, steps)
+        run_now(job, steps)
 
 
-def _run_now(job: Job, steps: RunningSteps) -> None:
+def run_now(job: Job, steps: RunningSteps) -> None:
+    """Runs a job whose turn it is; an exception is stored in the job."""
     if isinstance(job, ComputeJob):
         try:
             job.result = steps.run(job.work, StepKind.MEASURING)

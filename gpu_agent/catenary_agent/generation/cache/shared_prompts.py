@@ -18,6 +18,7 @@ import numpy as np
 
 from catenary_agent.generation.state.events import RowsOut
 from catenary_agent.generation.state.incidents import incident
+from catenary_agent.generation.state.session import NO_DRAFTS
 from catenary_agent.generation.state.states import CLOSED, LEAVING
 from catenary_agent.kv import CacheSpan
 from catenary_services.errors import CatenaryError, PartitionLost
@@ -50,7 +51,7 @@ class SharedPrompts:
         """
         opening = spec.opening
         source = self._sessions.get(opening.shares_prompt_of)
-        if source is not None and _fits(spec, source):
+        if source is not None and source.batcher.executor.exports_caches and _fits(spec, source):
             return source
         if not spec.is_first:
             raise PartitionLost("the session whose prompt it shares is not here")
@@ -105,7 +106,9 @@ class SharedPrompts:
         none = np.empty((0, session.batcher.executor.table.hidden_size), np.float32)
         now = self._sessions.cause[2]
         position = session.spec.opening.prompt_tokens - 1
-        out = RowsOut(session.spec, position, none, False, True, session.arrived, now, now)
+        out = RowsOut(
+            session.spec, position, none, False, True, session.arrived, now, now, NO_DRAFTS
+        )
         self._sessions.out.rows.append(out)
 
     def _copy(self, source: Session) -> None:

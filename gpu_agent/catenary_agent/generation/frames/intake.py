@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import time
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from catenary_agent.generation.state.events import (
     SessionsBroken,
     TokenArrived,
 )
-from catenary_agent.generation.state.session import ArrivalTime, SessionSpec, Side
+from catenary_agent.generation.state.session import ArrivalTime, Drafts, SessionSpec, Side
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, DeadlineExceeded, InvalidInput, StaleEpoch
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from catenary_protos.catenary.v1 import common_pb2
     from catenary_services.transport.interface import ReceivedFrame
 
+_SESSION_OF = operator.attrgetter("session_id")
 _ROW_BYTES = np.dtype(np.float32).itemsize
 
 
@@ -83,7 +86,15 @@ def step_events(
         if entry.tokens:
             part = rows[start : start + entry.tokens]
             start += entry.tokens
-            events.append(RowsArrived(entry.session_id, entry.position, part, entry.sample, at))
+            drafts = Drafts(tuple(entry.draft_token_ids), entry.takes_drafts)
+            guesses = len(drafts.tokens)
+            if guesses >= entry.tokens or (guesses and not entry.sample):
+                error = InvalidInput("draft_token_ids", f"{guesses} of {entry.tokens} rows")
+                events.append(SessionsBroken((entry.session_id,), error, agent_id))
+                continue
+            events.append(
+                RowsArrived(entry.session_id, entry.position, part, entry.sample, at, drafts)
+            )
     return events
 
 
@@ -92,12 +103,25 @@ def token_events(
 ) -> list[Event]:
     """Returns the events of a `SESSION_TOKENS` frame that is addressed to an agent."""
     events: list[Event] = []
-    for token in header.session_tokens:
+    for session_id, group in itertools.groupby(header.session_tokens, _SESSION_OF):
+        token, *more = group
         if token.HasField("opening"):
             events.append(_opened(header, token, arrived, agent_id, epoch))
-        is_last = bool(token.finish_reason) or token.HasField("failure")
+        last = more[-1] if more else token
+        if any(each.position != token.position + n for n, each in enumerate(more, 1)):
+            error = InvalidInput("position", f"tokens of session {session_id} leave a gap")
+            events.append(SessionsBroken((session_id,), error, agent_id))
+            continue
         events.append(
-            TokenArrived(token.session_id, token.position, token.token_id, is_last, arrived)
+            TokenArrived(
+                session_id,
+                token.position,
+                token.token_id,
+                bool(last.finish_reason) or last.HasField("failure"),
+                arrived,
+                tuple([each.token_id for each in more]),
+                token.takes_drafts,
+            )
         )
     return events
 

@@ -58,6 +58,8 @@ class StepFrame(SessionFrame):
                 position=each.position,
                 tokens=len(each.rows),
                 sample=each.sample,
+                draft_token_ids=each.drafts.tokens,
+                takes_drafts=each.drafts.are_taken,
             )
             if each.opens:
                 put_opening(entry.opening, each.spec, header.sent_monotonic_ns)
@@ -89,10 +91,11 @@ class TokenFrame(SessionFrame):
                 position=each.position,
                 token_id=each.token_id,
                 finish_reason=each.finish_reason,
+                takes_drafts=each.takes_drafts and not self.for_gateway,
             )
             if self.for_gateway and each.scored is not None:
                 entry.logprobs.CopyFrom(message_of_logprobs(each.scored))
-            if self.for_gateway and each.spec.opening.timed:
+            if self.for_gateway and each.spec.opening.timed and not each.is_guessed:
                 entry.timings.extend(_timings(each, header.sent_monotonic_ns, agent_id))
             if not self.for_gateway and each.spec.side == "prefill":
                 put_opening(entry.opening, each.spec, header.sent_monotonic_ns)

@@ -28,6 +28,7 @@ from catenary_agent.generation.loop.thread import GenerationLoopThread
 from catenary_agent.generation.state.events import (
     CachePushed,
     CloseOrdered,
+    EngineAnswered,
     EpochRaised,
     Event,
     GrammarCompiled,
@@ -210,6 +211,10 @@ class GenerationEngine:
     def grammar_compiled(self, session_id: int, problem: CatenaryError | None) -> None:
         """Lets a session compute that waited for its grammar, or fails it; on any thread."""
         self._thread.post(GrammarCompiled(session_id, problem))
+
+    def engine_answered(self, session_id: int, problem: CatenaryError | None) -> None:
+        """Lets a session go on whose engine has its next token, or fails it; on any thread."""
+        self._thread.post(EngineAnswered(session_id, problem))
 
     # -- partitions ------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from catenary_agent.generation.state.events import (
     CacheArrived,
     CachePushed,
     CloseOrdered,
+    EngineAnswered,
     EpochRaised,
     Event,
     GrammarCompiled,
@@ -71,9 +72,7 @@ class GenerationLoop:
         self._validates = validates
         self.sessions = SessionTable(agent_id, batcher_closed, is_strict=validates)
         self.migrations = Migrations(self.sessions, limits.caches, clock)
-        self.runner = StepRunner(
-            self.sessions, self.migrations, limits.chunk_tokens, clock, self._steps
-        )
+        self.runner = StepRunner(self.sessions, self.migrations, limits, clock, self._steps)
         self._ring = SessionEvents(self.sessions, self.migrations)
         self._handlers: Mapping[type[Event], Callable[[Any], None]] = {
             TokenArrived: self._ring.on_token,
@@ -81,6 +80,7 @@ class GenerationLoop:
             SessionOpened: self._ring.on_opened,
             SessionsBroken: self._ring.on_broken,
             GrammarCompiled: self._ring.on_compiled,
+            EngineAnswered: self._ring.on_answered,
             CloseOrdered: self.migrations.on_close_ordered,
             CacheArrived: self.migrations.waiting.on_cache,
             CachePushed: self.migrations.on_pushed,

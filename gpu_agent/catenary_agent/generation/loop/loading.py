@@ -15,7 +15,6 @@ from catenary_services.domain.decoder import LargestStep
 from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
     from catenary_agent.generation.loop.engine import GenerationEngine
     from catenary_protos.catenary.v1 import scheduler_pb2
     from catenary_services.domain.ids import PartitionKey
@@ -30,8 +29,8 @@ Called off the event loop."""
 CheckMemory = Callable[["PartitionKey", int], None]
 """Raises PlanInfeasible unless a partition with that many more bytes fits into memory."""
 
-MasksFor = Callable[[DecoderExecutor], "GrammarMasks | None"]
-"""Returns what keeps answers to their grammars; None where no grammar changes them."""
+BatcherFor = Callable[[DecoderExecutor], PartitionBatcher]
+"""Makes the queues in front of an executor, with what keeps answers to their grammars."""
 
 CheckAnswer = Callable[[DecoderExecutor, str], Awaitable[None]]
 """Raises CanaryFailed unless an executor with that content digest computes what others compute."""
@@ -46,11 +45,11 @@ class DecoderLoader:
         load: Open,
         check: CheckMemory,
         answers: CheckAnswer,
-        masks: MasksFor,
+        batcher_for: BatcherFor,
     ) -> None:
         """Loads with `load` onto `generation` after `check` of memory and `answers` of a canary."""
         self._check_answer = answers
-        self._masks_for = masks
+        self._batcher_for = batcher_for
         self._generation = generation
         self._load = load
         self._check = check
@@ -84,12 +83,13 @@ class DecoderLoader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_late)
             raise
-        batcher = PartitionBatcher(executor, masks=self._masks_for(executor))
+        batcher = self._batcher_for(executor)
         step = self._step(layout, order)
         try:
             size = executor.memory_bytes + cache_bytes(batcher, layout) + step_bytes(batcher, step)
             self._check(key, size)
-            batcher.cost = await self._measure(executor)
+            if batcher.cost is None:
+                batcher.cost = await self._measure(executor)
             await self._check_answer(executor, content)
         except BaseException:
             # A measurement may still run; the executor is closed behind it on the same thread.

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.generation import admission
 from catenary_agent.generation.state.session import HiddenChunk
-from catenary_agent.generation.state.states import AWAITING_TOKEN, MIGRATING_IN, WAITING
+from catenary_agent.generation.state.states import (
+    AWAITING_TOKEN,
+    MIGRATING_IN,
+    QUEUED,
+    WAITING,
+)
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
     from catenary_agent.generation.migration.migrations import Migrations
     from catenary_agent.generation.state.events import (
+        EngineAnswered,
         GrammarCompiled,
         RowsArrived,
         SessionOpened,
@@ -70,13 +76,15 @@ class SessionEvents:
         elif incoming is not None and session.pending_cache is not None and not session.chunks:
             session.expected = event.position  # verified when the session is handed over
         try:
-            admission.check_rows(session, event.position, event.rows)
+            admission.check_rows(session, event)
         except CatenaryError as error:
             self._sessions.out.consumed_bytes += event.rows.nbytes
             self._sessions.fail(event.session_id, error)
             return
-        session.expected += len(event.rows)
-        session.chunks.append(HiddenChunk(event.rows, event.sample, event.arrived))
+        if session.drafted:
+            session.keep(event.position - session.expected)
+        session.expected = event.position + len(event.rows) - len(event.drafts.tokens)
+        session.chunks.append(HiddenChunk(event.rows, event.sample, event.arrived, event.drafts))
         self._sessions.resume(session)
 
     def on_token(self, event: TokenArrived) -> None:
@@ -90,13 +98,16 @@ class SessionEvents:
         if event.is_last:
             self._sessions.finish(session)
             return
+        session.arrived = event.arrived
+        session.ring_takes_drafts = event.takes_drafts
         try:
-            admission.check_token(session, event.position, event.token_id)
+            for position, token_id in enumerate((event.token_id, *event.following), event.position):
+                admission.check_token(session, position, token_id)
+                session.take(token_id)
         except CatenaryError as error:
             self._sessions.fail(event.session_id, error)
             return
-        session.arrived = event.arrived
-        session.tokens.append(event.token_id)
+        session.settle(event.arrived.received_ns)
         self._migrations.go_on(session)
 
     def on_compiled(self, event: GrammarCompiled) -> None:
@@ -108,6 +119,15 @@ class SessionEvents:
             return
         session.is_held = False
         self._sessions.resume(session)
+
+    def on_answered(self, event: EngineAnswered) -> None:
+        session = self._sessions.get(event.session_id)
+        if session is None:
+            return
+        if event.problem is not None:
+            self._sessions.fail(event.session_id, event.problem)
+        elif session.state is QUEUED:
+            session.batcher.wake(session)
 
     def on_broken(self, event: SessionsBroken) -> None:
         for session_id in event.session_ids:

@@ -16,7 +16,7 @@ from catenary_agent.generation.state.states import QUEUED
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-    from catenary_agent.generation.state.session import SessionWork
+    from catenary_agent.generation.state.session import Session, SessionWork
     from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CacheFull
@@ -72,7 +72,11 @@ def size_of(works: Sequence[SessionWork], decode_rows: int) -> StepSize:
 
 
 def plan_step(
-    batcher: PartitionBatcher, sessions: SessionTable, chunk_tokens: int, now_ns: Nanoseconds
+    batcher: PartitionBatcher,
+    sessions: SessionTable,
+    chunk_tokens: int,
+    now_ns: Nanoseconds,
+    drafts_for: Callable[[Session, int], Sequence[int]],
 ) -> StepPlan:
     """Returns the next step of a batcher, and changes nothing.
 
@@ -84,11 +88,14 @@ def plan_step(
             rows, fewer are also taken of sessions that still generate elsewhere: they are in no
             hurry.
         now_ns: The present moment.
+        drafts_for: Returns the guesses that are computed with the newest token of a session, given
+            with the number of sessions whose tokens are.
     """
-    works = _works_of(batcher.decoding, sessions, 1)
+    decoding = _queued(batcher.decoding, sessions)
+    works = [session.work(1, drafts_for(session, len(decoding))) for session in decoding]
     decode_rows = len(works)
     if batcher.urgent:
-        works += _works_of(batcher.urgent, sessions, chunk_tokens)
+        works += [each.work(chunk_tokens) for each in _queued(batcher.urgent, sessions)]
     looked_at, passed_over = 0, _NOBODY
     if batcher.prefilling:
         looked_at, passed_over = _add_prompts(works, batcher, sessions, chunk_tokens, now_ns)
@@ -103,11 +110,11 @@ def plan_step(
     return fitting._replace(evicted=evicted)
 
 
-def _works_of(queue: Iterable[int], sessions: SessionTable, most: int) -> list[SessionWork]:
-    """Returns the next computation of each queued session that is still here."""
+def _queued(queue: Iterable[int], sessions: SessionTable) -> list[Session]:
+    """Returns each queued session that is still here."""
     get = sessions.get
     return [
-        session.work(most)
+        session
         for session_id in queue
         if (session := get(session_id)) is not None and session.state is QUEUED
     ]

@@ -11,7 +11,7 @@ docs/agent-session-states.md for why the next step is not planned before the out
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,9 @@ from catenary_agent.decoders.sampling.sampling import (
     SessionSampler,
 )
 from catenary_agent.devices.device_errors import failure
+from catenary_agent.generation.drafts.drafter import StepTimes, times_of
 from catenary_agent.generation.loop.step_plan import StepPlan, plan_step
-from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, StepDone, TokenOut
+from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
 from catenary_agent.generation.state.session import ArrivalTime
 from catenary_agent.generation.state.sessions import REPORT_NS
 from catenary_agent.generation.state.states import (
@@ -39,8 +40,10 @@ from catenary_services.errors import CatenaryError, DeviceLost, InternalError, I
 if TYPE_CHECKING:
     import numpy as np
 
+    from catenary_agent.generation.context import GenerationLimits
+    from catenary_agent.generation.drafts.drafter import Drafter
     from catenary_agent.generation.migration.migrations import Migrations
-    from catenary_agent.generation.state.session import SessionWork, Times
+    from catenary_agent.generation.state.session import Session, SessionWork, Times
     from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds
 
@@ -52,7 +55,7 @@ class StepRunner:
         self,
         sessions: SessionTable,
         migrations: Migrations,
-        chunk_tokens: int,
+        limits: GenerationLimits,
         clock: Callable[[], Nanoseconds],
         steps: RunningSteps,
     ) -> None:
@@ -61,13 +64,14 @@ class StepRunner:
         Args:
             sessions: The sessions that are computed, and their batchers.
             migrations: Told how sessions advance.
-            chunk_tokens: The most prompt tokens of one step.
+            limits: The size of steps.
             clock: Returns monotonic nanoseconds.
             steps: Where the running step is noted, for the watchdog.
         """
         self._sessions = sessions
         self._migrations = migrations
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens = limits.chunk_tokens
+        self._most_drafts = limits.draft_tokens
         self._clock = clock
         self._steps = steps
 
@@ -75,8 +79,27 @@ class StepRunner:
         """Returns a step of the next batcher that is ready; None if none is. Changes nothing."""
         for batcher in self._sessions.batchers:
             if batcher.is_ready:
-                return plan_step(batcher, self._sessions, self._chunk_tokens, self._clock())
+                return plan_step(
+                    batcher, self._sessions, self._chunk_tokens, self._clock(), self._drafts_for
+                )
         return None
+
+    def _drafts_for(self, session: Session, sessions: int) -> Sequence[int]:
+        """Returns the guesses to compute with the newest token of a session.
+
+        Args:
+            session: A session that is computed next.
+            sessions: Number of sessions that are computed beside it, and itself.
+        """
+        drafter = session.drafter
+        if drafter is None or not session.ring_takes_drafts or not session.spec.is_first:
+            return ()
+        if session.pending != 1 or session.cache_sends or session.incoming is not None:
+            return ()
+        most = min(self._most_drafts, session.limit - len(session.tokens) - 1)
+        if most <= 0 or self._migrations.is_led(session):
+            return ()
+        return drafter.propose(session.tokens, most, _times_of(session, sessions, drafter))
 
     def begin(self, plan: StepPlan) -> StepPlan:
         """Takes the sessions of a plan out of their queues; batchers take turns.
@@ -120,17 +143,13 @@ class StepRunner:
         """Counts a step, and sends what it computed for each session."""
         batcher, size = plan.batcher, plan.size
         self._sessions.because("StepDone", times[1])
-        prefill_tokens = batcher.work_done.add(size, times, batcher.cost)
+        self._sessions.out.steps += batcher.count(size, times)
         for work, result in zip(plan.works, results, strict=True):
             try:
                 if work.session.state is not CLOSED:
                     self._advance(work, result, times)
             except InvalidTransitionError as error:
                 self._sessions.fail_invalid(error)
-        done = StepDone(
-            batcher.key.model.name, size.decode_rows, prefill_tokens, times[1] - times[0]
-        )
-        self._sessions.out.steps.append(done)
         if times[1] - batcher.work_done.since_ns >= REPORT_NS:
             self._sessions.report(batcher)
 
@@ -178,7 +197,16 @@ class StepRunner:
             assert result is not None
             opens, session.introduced = not session.introduced, True
             sessions.out.rows.append(
-                RowsOut(spec, work.position, result, work.sample, opens, work.arrived, *times)
+                RowsOut(
+                    spec,
+                    work.position,
+                    result,
+                    work.sample,
+                    opens,
+                    work.arrived,
+                    *times,
+                    work.drafts,
+                )
             )
         if self._migrations.shared.readers:
             self._migrations.shared.advanced(session)
@@ -190,7 +218,7 @@ class StepRunner:
                 sessions.out.prompt_scores.append(scored)
             if work.sample:
                 assert result is not None
-                self._accept(work, int(result[0]), times)
+                self._accept(work, result.tolist(), times)
         if session.state is CLOSED:
             return
         if spec.side == "prefill" and session.cached >= spec.history:
@@ -203,25 +231,44 @@ class StepRunner:
             elif session.pending:  # rows of what it reads are in transit: it is not handed over
                 sessions.resume(session)
 
-    def _accept(self, work: SessionWork, token_id: int, times: Times) -> None:
-        """Sends the token that was sampled for a session."""
+    def _accept(self, work: SessionWork, token_ids: Sequence[int], times: Times) -> None:
+        """Sends the tokens that were sampled for a session; all but the first were guessed."""
         session, spec, sessions = work.session, work.session.spec, self._sessions
         assert session.sampler is not None
-        if token_id in NO_TOKEN:
-            sessions.fail(spec.session_id, _why_no_token(session.sampler, token_id))
-            return
-        position = session.cached
-        reason = session.sampler.accept(token_id)
-        reason = reason or ("length" if position + 1 >= session.limit else "")
-        out = TokenOut(spec, position, token_id, reason, work.arrived, *times)
-        if work.scores is not None:
-            out.scored = work.scores.token
-        sessions.out.tokens.append(out)
-        if reason:
-            sessions.finish(session)
-        elif spec.is_first and spec.side != "prefill":
+        if work.drafts.tokens:
+            model = session.batcher.key.model.name
+            sessions.out.guesses.append((model, len(work.drafts.tokens), len(token_ids) - 1))
+        for number, token_id in enumerate(token_ids):
+            if token_id in NO_TOKEN:
+                sessions.fail(spec.session_id, _why_no_token(session.sampler, token_id))
+                return
+            position = work.position + len(work.inputs) - len(work.drafts.tokens) + number
+            reason = session.sampler.accept(token_id)
+            reason = reason or ("length" if position + 1 >= session.limit else "")
+            out = TokenOut(
+                spec, position, token_id, reason, work.arrived, *times, work.drafts.are_taken
+            )
+            out.is_guessed = number > 0
+            if work.scores is not None:
+                out.scored = work.scores.token
+            sessions.out.tokens.append(out)
+            if reason:
+                sessions.finish(session)
+                return
+            if spec.is_first and spec.side != "prefill":
+                session.take(token_id)
+        if spec.is_first and spec.side != "prefill":
             session.arrived = ArrivalTime(times[1])
-            session.tokens.append(token_id)
+            session.settle(times[1])
+
+
+def _times_of(session: Session, sessions: int, drafter: Drafter) -> StepTimes | None:
+    """Returns what guesses of a session cost; None if that was not measured."""
+    cost, executor = session.batcher.cost, session.batcher.executor
+    if cost is None:
+        return None
+    share = (executor.key.last_block - session.spec.own_hop.first_block) / executor.table.blocks
+    return times_of(cost, sessions, share, drafter.away_ns)
 
 
 def _why_no_token(sampler: SessionSampler, placeholder: int) -> CatenaryError:

@@ -7,8 +7,9 @@
                        any more, and the session ends here once its last rows have left
 
 A session is handed over when a token has just returned to the leader. At that moment every agent of
-its ring has cached the same tokens, and no row of it is in transit. Any failure before that leaves
-the session where it is; see docs/adr/0013.
+its ring has cached the same tokens, and no row of it is in transit. (After a step with guesses they
+do not know yet which were right; none are made while a move is led, so the next step makes them
+equal.) Any failure before that leaves the session where it is; see docs/adr/0013.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class MigrationSource:
         move = self.moves_of.get(session.spec.session_id)
         if move is None:
             return False
-        if move.is_armed:
+        if move.is_armed and not session.is_unequal:
             self._hand_over(move)
             return True
         if not move.known:

@@ -117,6 +117,10 @@ class Migrations:
         if self.pushing.lines:
             self.pushing.renew()
 
+    def is_led(self, session: Session) -> bool:
+        """Returns True while a move of a session is led here."""
+        return session.spec.session_id in self._leading.moves_of
+
     @property
     def led(self) -> tuple[int, ...]:
         """The new ids of the sessions whose moves are led here."""

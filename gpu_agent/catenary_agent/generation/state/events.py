@@ -6,9 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from catenary_agent.generation.state.session import NO_DRAFTS
+
 if TYPE_CHECKING:
     from catenary_agent.engine.reporting import OutgoingMessage
-    from catenary_agent.generation.state.session import ArrivalTime, Hidden, Session, SessionSpec
+    from catenary_agent.generation.state.session import (
+        ArrivalTime,
+        Drafts,
+        Hidden,
+        Session,
+        SessionSpec,
+    )
     from catenary_agent.kv import CacheSendProgress
     from catenary_agent.kv.arrays import CacheArray
     from catenary_agent.kv.span import CacheSpan
@@ -35,6 +43,7 @@ class RowsArrived:
     rows: Hidden
     sample: bool
     arrived: ArrivalTime
+    drafts: Drafts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,12 @@ class TokenArrived:
     position: int
     token_id: int
     is_last: bool
-    """True if the session ends with this token."""
+    """True if the session ends with these tokens."""
     arrived: ArrivalTime
+    following: tuple[int, ...] = ()
+    """Further tokens of the same step, which had been guessed."""
+    takes_drafts: bool = False
+    """True if all agents of the ring take guesses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +129,14 @@ class GrammarCompiled:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineAnswered:
+    """The news that a session's next token is here, or that its engine has none."""
+
+    session_id: int
+    problem: CatenaryError | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoopCall:
     """Other work for the generation thread, done between two steps."""
 
@@ -135,6 +156,7 @@ Event = (
     | CloseOrdered
     | SessionsBroken
     | GrammarCompiled
+    | EngineAnswered
     | LoopCall
 )
 
@@ -152,6 +174,7 @@ class RowsOut:
     arrived: ArrivalTime
     started_ns: int
     ended_ns: int
+    drafts: Drafts
 
 
 @dataclass(slots=True)
@@ -165,8 +188,11 @@ class TokenOut:
     arrived: ArrivalTime
     started_ns: int
     ended_ns: int
+    takes_drafts: bool
     scored: TokenLogprobs | None = None
     """The token's log probabilities, if its session asks for them; for the gateway."""
+    is_guessed: bool = False
+    """True for a further token of the same step, whose time is that of the first."""
 
 
 @dataclass(slots=True)
@@ -254,6 +280,9 @@ class LoopOutput:
     outcomes: list[tuple[str, str]] = field(default_factory=list)
     """The model of each session that ended here, and "OK" or the reason of its failure."""
     steps: list[StepDone] = field(default_factory=list)
+    guesses: list[tuple[str, int, int]] = field(default_factory=list)
+    """The model of each session whose last agent is this one and of which tokens were guessed: the
+    numbers of all guesses and of the right ones."""
     handed_over: list[tuple[str, int]] = field(default_factory=list)
     """The model of each session that a prefill ring handed over to this agent, and nanoseconds
     since its first token was sent."""

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from catenary_agent.generation.state.events import StepDone
 from catenary_services.domain.decoder import GPU_CHUNK_TOKENS
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from catenary_agent.decoders.base import DecoderCost, DecoderExecutor
     from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
     from catenary_agent.executors.device import Device
+    from catenary_agent.generation.state.session import Session
     from catenary_services.domain.ids import Nanoseconds
 
 _CPU_CHUNK_TOKENS = 64
@@ -94,26 +96,37 @@ class PartitionBatcher:
         waiting = [session_id for _, session_id in self._waiting]
         return [*self.decoding, *self.urgent, *self.prefilling, *waiting]
 
-    def queue(self, session_id: int, pending: int, now_ns: Nanoseconds) -> None:
-        """Queues a session, which has `pending` tokens to compute, for the next step."""
+    def queue(self, session: Session, now_ns: Nanoseconds) -> None:
+        """Queues a session, which has tokens to compute, for the next step."""
         if self._waiting_ns is not None:
-            wait_ns = self._waiting_ns(session_id, pending)
+            session_id = session.spec.session_id
+            wait_ns = self._waiting_ns(session_id, session.pending)
             if wait_ns > 0:
                 heapq.heappush(self._waiting, (now_ns + wait_ns, session_id))
                 return
-        (self.decoding if pending == 1 else self.prefilling).append(session_id)
+        self._line_up(session)
 
-    def wake(self, session_id: int, pending: int) -> None:
-        """Queues a session whose emulated wait is over."""
-        (self.decoding if pending == 1 else self.prefilling).append(session_id)
+    def wake(self, session: Session) -> None:
+        """Queues a session that need not wait any more."""
+        self._line_up(session)
 
-    def queue_first(self, session_id: int, pending: int, now_ns: Nanoseconds) -> None:
+    def _line_up(self, session: Session) -> None:
+        queue = self.decoding if session.pending == 1 else self.prefilling
+        queue.append(session.spec.session_id)
+
+    def queue_first(self, session: Session, now_ns: Nanoseconds) -> None:
         """Queues a session whose stream stands still until its few pending tokens are computed."""
-        if pending == 1 or self._waiting_ns is not None:
-            self.queue(session_id, pending, now_ns)
+        if session.pending == 1 or self._waiting_ns is not None:
+            self.queue(session, now_ns)
         else:
-            self.urgent.append(session_id)
+            self.urgent.append(session.spec.session_id)
         self.is_awaited = True
+
+    def count(self, size: StepSize, times: tuple[int, int]) -> Sequence[StepDone]:
+        """Counts a step that ran from `times[0]` to `times[1]`; returns what the metrics get."""
+        prefill_tokens = self.work_done.add(size, times, self.cost)
+        model, duration_ns = self.key.model.name, times[1] - times[0]
+        return (StepDone(model, size.decode_rows, prefill_tokens, duration_ns),)
 
     def dequeue(self, decoding: int, urgent: int, prefilling: int, back: Sequence[int]) -> None:
         """Takes so many sessions out of the queues, and puts some prompts back to the front."""

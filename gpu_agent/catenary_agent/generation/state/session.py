@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,11 @@ from catenary_agent.generation.state.states import (
 if TYPE_CHECKING:
     from catenary_agent.decoders.base import Want
     from catenary_agent.decoders.sampling.sampling import SessionSampler
+    from catenary_agent.generation.drafts.drafter import Drafter
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.kv import CacheReceiveProgress, CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
+    from catenary_services.domain.ids import Nanoseconds
     from catenary_services.domain.sampling import SamplingParameters
 
 Hidden = NDArray[np.float32]
@@ -36,6 +38,17 @@ Times = tuple[int, int]
 """The start and the end of a step in monotonic nanoseconds."""
 Side = Literal["mixed", "prefill", "decode"]
 """The work of a ring for a session: everything, only its prompt, or only the tokens after it."""
+
+
+class Drafts(NamedTuple):
+    """The guessed tokens that the last rows of a step belong to."""
+
+    tokens: tuple[int, ...] = ()
+    are_taken: bool = False
+    """True if all agents that the rows have passed can take some."""
+
+
+NO_DRAFTS = Drafts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,7 @@ class HiddenChunk:
     """Hidden states, float32 `[tokens, hidden]`."""
     sample: bool
     arrived: ArrivalTime
+    drafts: Drafts = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +169,17 @@ class Session:
     """True until the grammar of the answer is compiled; nothing is computed before."""
     cached: int = 0
     """Number of tokens in the cache. The pending ones are those behind them."""
+    drafted: tuple[int, ...] = ()
+    """The guessed tokens that are cached behind these, until it is known how many are right."""
+    drafter: Drafter | None = None
+    """First hop only: guesses the next tokens; None if none are guessed for this session."""
+    ring_takes_drafts: bool = False
+    """First hop only: whether all agents of the ring are known to take guesses."""
+    is_unequal: bool = False
+    """First hop only: True after a step with guesses. The others do not know yet how many of them
+    were right, and count fewer tokens as cached."""
+    stepped_ns: int = 0
+    """The end of its latest step."""
     pending_cache: PendingCache | None = None
     """Set until the caches are here, if they come from elsewhere."""
     incoming: IncomingMigration | None = None
@@ -174,14 +199,14 @@ class Session:
 
     @property
     def pending(self) -> int:
-        """Number of known tokens that can be computed in one piece."""
+        """Number of known tokens that can be computed in one piece; guesses do not count."""
         if self.is_held:
             return 0
         if self.spec.is_first:
             return len(self.tokens) - self.cached
         if not self.chunks or (self.incoming is not None and self.chunks[0].sample):
             return 0  # the hand-over of these rows has not reached this agent yet
-        return len(self.chunks[0].rows)
+        return len(self.chunks[0].rows) - len(self.chunks[0].drafts.tokens)
 
     def validate(self) -> None:
         """Raises AssertionError unless the fields agree with the state, as between two events."""
@@ -202,7 +227,10 @@ class Session:
             assert not self.chunks
             assert self.cached <= len(self.tokens) <= self.limit
         elif self.pending_cache is None:
-            assert self.expected == self.cached + sum(len(chunk.rows) for chunk in self.chunks)
+            coming = sum(len(chunk.rows) - len(chunk.drafts.tokens) for chunk in self.chunks)
+            assert self.expected == self.cached + coming
+        assert not self.drafted or not self.chunks
+        assert self.drafter is None or self.spec.is_first
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """Adds tokens that another ring has sampled."""
@@ -212,22 +240,55 @@ class Session:
             for token_id in token_ids:
                 self.sampler.accept(token_id)
 
-    def work(self, most: int) -> SessionWork:
-        """Returns the computation of up to `most` pending tokens; changes nothing."""
+    def take(self, token_id: int) -> None:
+        """Adds the newest token on the first hop. `check_token` says whether it may come next."""
+        if self.cached < len(self.tokens):  # the guess before it was right, and is cached
+            self.cached += 1
+            self.drafted = self.drafted[1:]
+        self.tokens.append(token_id)
+
+    def settle(self, now: Nanoseconds) -> None:
+        """Forgets the guesses of a step on the first hop, when all its tokens are known."""
+        self.keep(0)
+        if self.drafter is not None:
+            if not self.is_unequal:
+                self.drafter.note_trip(max(0, now - self.stepped_ns))
+            self.drafter.follow(self.tokens)
+
+    def keep(self, tokens: int) -> None:
+        """Counts the first of the guessed tokens as cached, and forgets the others."""
+        self.cached += tokens
+        if len(self.drafted) > tokens:
+            self.batcher.executor.truncate(self.spec.session_id, self.cached)
+        self.drafted = ()
+
+    def work(self, most: int, drafts: Sequence[int] = ()) -> SessionWork:
+        """Returns the computation of up to `most` pending tokens; changes nothing.
+
+        Args:
+            most: The most known tokens.
+            drafts: On the first hop, guesses of the tokens behind all that are known.
+        """
         if self.spec.is_first:
             end = min(len(self.tokens), self.cached + most)
-            inputs = np.array(self.tokens[self.cached : end], np.int64)
+            inputs = np.array([*self.tokens[self.cached : end], *drafts], np.int64)
             sample = end == len(self.tokens) and self.incoming is None
-            return SessionWork(self, self.cached, inputs, sample, self.arrived)
+            guesses = Drafts(tuple(drafts), are_taken=True)
+            return SessionWork(self, self.cached, inputs, sample, self.arrived, guesses)
         chunk = self.chunks[0]
-        if len(chunk.rows) <= most:
-            return SessionWork(self, self.cached, chunk.rows, chunk.sample, chunk.arrived)
+        if len(chunk.rows) - len(chunk.drafts.tokens) <= most:
+            return SessionWork(
+                self, self.cached, chunk.rows, chunk.sample, chunk.arrived, chunk.drafts
+            )
         return SessionWork(self, self.cached, chunk.rows[:most], False, chunk.arrived)
 
     def advance(self, work: SessionWork, times: Times) -> None:
         """Counts pending tokens that a step has computed as cached."""
         tokens = len(work.inputs)
-        self.cached += tokens
+        self.drafted = work.drafts.tokens
+        self.cached += tokens - len(self.drafted)
+        self.is_unequal = bool(self.drafted)
+        self.stepped_ns = times[1]
         self.steps += 1
         self.compute_ns += times[1] - times[0]
         self.first_step_ns = self.first_step_ns or times[0]
@@ -253,6 +314,7 @@ class SessionWork:
     sample: bool
     """True if the token after these inputs is to be sampled."""
     arrived: ArrivalTime
+    drafts: Drafts = NO_DRAFTS
     scores: StepScores | None = None
     """The log probabilities that the step computes; None if the session asks for none."""
 
@@ -266,7 +328,9 @@ class SessionWork:
         if sampler is not None and sampler.parameters.scored:
             self.scores = self._scores(sampler.parameters)
         session_id = session.spec.session_id
-        return StepItem(session_id, self.position, self.inputs, want, sampler, self.scores)
+        return StepItem(
+            session_id, self.position, self.inputs, want, sampler, self.scores, self.drafts.tokens
+        )
 
     def _scores(self, parameters: SamplingParameters) -> StepScores:
         token_top = parameters.logprobs if self.sample else None

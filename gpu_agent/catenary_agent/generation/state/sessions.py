@@ -134,11 +134,11 @@ class SessionTable:
             session: The session.
             is_awaited: Whether its stream stands still, because it has just moved here.
         """
-        if session.state is WAITING and (pending := session.pending):
+        if session.state is WAITING and session.pending:
             self.go(session, QUEUED)
             batcher = session.batcher
             queue = batcher.queue_first if is_awaited else batcher.queue
-            queue(session.spec.session_id, pending, self.cause[2])
+            queue(session, self.cause[2])
 
     def fail_invalid(self, error: InvalidTransitionError) -> None:
         """Fails the session of a bug that is being handled, or raises it if that is asked for."""
@@ -283,7 +283,7 @@ class SessionTable:
             for session_id in batcher.woken(now):
                 session = self._open.get(session_id)
                 if session is not None:
-                    batcher.wake(session_id, session.pending)
+                    batcher.wake(session)
             if batcher.work_done.since_ns and now - batcher.work_done.since_ns >= REPORT_NS:
                 self.report(batcher)
 

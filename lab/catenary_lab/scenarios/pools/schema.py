@@ -118,6 +118,10 @@ class PlannerScaling(_Planned):
 
     kind: Literal["planner_scaling"]
     instance: str = Field(description="Whose models, weights and SLOs.")
+    models: list[Count] = Field(
+        [],
+        description="Numbers of models, of the data set's profiles; none: the instance's models.",
+    )
     gpus: list[Count] = Field(min_length=1, description="Sizes of the cluster.")
     classes: list[list[str]] = Field(
         min_length=1, description="GPU classes of the cluster, the scarcest first."

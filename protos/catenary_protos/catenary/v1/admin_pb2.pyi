@@ -1333,6 +1333,8 @@ class ImportModelRequest(_message.Message):
     HUB_TOKEN_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     PATH_IDENTITY_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    KEEP_GGUF_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """"hf:organisation/name[/file][@revision]", a URL (s3, gs, http, https, file), or a path."""
     file: _builtins.str
@@ -1353,6 +1355,10 @@ class ImportModelRequest(_message.Message):
     hub_token: _builtins.str
     dry_run: _builtins.bool
     """Only say what would be fetched."""
+    engine: _builtins.str
+    """"vllm" or "llama_server", the engine that alone is to serve it; empty: agents by blocks."""
+    keep_gguf: _builtins.bool
+    """Keep a GGUF file beside the blocks that are made of it, for agents with llama-server."""
     @_builtins.property
     def path_identity(self) -> Global___FileIdentity:
         """Of a path, the file or folder that the caller sees there: it must be the one that the scheduler's
@@ -1374,10 +1380,12 @@ class ImportModelRequest(_message.Message):
         hub_token: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         path_identity: Global___FileIdentity | None = ...,
+        engine: _builtins.str = ...,
+        keep_gguf: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["path_identity", b"path_identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "file", b"file", "hub_endpoint", b"hub_endpoint", "hub_token", b"hub_token", "name", b"name", "path_identity", b"path_identity", "precision", b"precision", "session_tokens", b"session_tokens", "slo_ns", b"slo_ns", "source", b"source", "target", b"target", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "engine", b"engine", "file", b"file", "hub_endpoint", b"hub_endpoint", "hub_token", b"hub_token", "keep_gguf", b"keep_gguf", "name", b"name", "path_identity", b"path_identity", "precision", b"precision", "session_tokens", b"session_tokens", "slo_ns", b"slo_ns", "source", b"source", "target", b"target", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -400,6 +400,8 @@ class SessionRows(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     OPENING_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TAKES_DRAFTS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     """Given by the scheduler, new each time a session is started or started again elsewhere."""
     position: _builtins.int
@@ -408,6 +410,8 @@ class SessionRows(_message.Message):
     """Rows of the payload; 0 where a gateway opens the session."""
     sample: _builtins.bool
     """The last agent samples a token after the last of these rows (false within a prompt)."""
+    takes_drafts: _builtins.bool
+    """All agents that these rows have passed know the field above; older ones do not copy this one."""
     @_builtins.property
     def opening(self) -> Global___SessionOpening:
         """In the first frame of a session to each agent of its ring."""
@@ -415,6 +419,13 @@ class SessionRows(_message.Message):
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.HopTiming]:
         """The hops of this step so far, if opening.timed."""
+
+    @_builtins.property
+    def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens that the last of these rows belong to, guessed by the first agent. The last one
+        samples a token after each of them as long as it is the one sampled before it. The next rows
+        begin behind the last of those that were right.
+        """
 
     def __init__(
         self,
@@ -425,10 +436,12 @@ class SessionRows(_message.Message):
         sample: _builtins.bool = ...,
         opening: Global___SessionOpening | None = ...,
         timings: _abc.Iterable[_common_pb2.HopTiming] | None = ...,
+        draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        takes_drafts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening", "position", b"position", "sample", b"sample", "session_id", b"session_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_token_ids", b"draft_token_ids", "opening", b"opening", "position", b"position", "sample", b"sample", "session_id", b"session_id", "takes_drafts", b"takes_drafts", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -451,6 +464,7 @@ class SessionOpening(_message.Message):
     TIMED_FIELD_NUMBER: _builtins.int
     DECODE_ROUTE_FIELD_NUMBER: _builtins.int
     SHARES_PROMPT_OF_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     request_id: _builtins.int
     prompt_tokens: _builtins.int
@@ -464,6 +478,8 @@ class SessionOpening(_message.Message):
     """A session on the same route with the same prompt, whose caches of it are copied to this one
     instead of being computed again; 0: none.
     """
+    adapter: _builtins.str
+    """The LoRA adapter with which the model generates; empty: none."""
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
         """The whole ring: which blocks are really processed where."""
@@ -492,10 +508,11 @@ class SessionOpening(_message.Message):
         timed: _builtins.bool = ...,
         decode_route: _abc.Iterable[_common_pb2.Hop] | None = ...,
         shares_prompt_of: _builtins.int = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "shares_prompt_of", b"shares_prompt_of", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "shares_prompt_of", b"shares_prompt_of", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -666,12 +683,15 @@ class SessionToken(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     OPENING_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TAKES_DRAFTS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     position: _builtins.int
     """Index in the whole sequence: the first generated token has that of the prompt's length."""
     token_id: _builtins.int
     finish_reason: _builtins.str
     """"stop" (an end-of-text token, which is token_id) or "length"; empty while it goes on."""
+    takes_drafts: _builtins.bool
+    """All agents of the ring know SessionRows.draft_token_ids: the first one may send some."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """Set instead of a token if the session cannot go on."""
@@ -701,10 +721,11 @@ class SessionToken(_message.Message):
         timings: _abc.Iterable[_common_pb2.HopTiming] | None = ...,
         opening: Global___SessionOpening | None = ...,
         logprobs: _generation_pb2.TokenLogprobs | None = ...,
+        takes_drafts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "logprobs", b"logprobs", "opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "opening", b"opening", "position", b"position", "session_id", b"session_id", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "opening", b"opening", "position", b"position", "session_id", b"session_id", "takes_drafts", b"takes_drafts", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -182,6 +182,7 @@ class GatewayMessage(_message.Message):
     SESSION_FAILED_FIELD_NUMBER: _builtins.int
     SESSIONS_PROGRESSED_FIELD_NUMBER: _builtins.int
     UNANSWERED_FIELD_NUMBER: _builtins.int
+    WINDOW_REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello: ...
     @_builtins.property
@@ -202,6 +203,8 @@ class GatewayMessage(_message.Message):
     def sessions_progressed(self) -> Global___SessionsProgressed: ...
     @_builtins.property
     def unanswered(self) -> Global___Unanswered: ...
+    @_builtins.property
+    def window_report(self) -> Global___WindowReport: ...
     def __init__(
         self,
         *,
@@ -215,12 +218,13 @@ class GatewayMessage(_message.Message):
         session_failed: Global___SessionFailed | None = ...,
         sessions_progressed: Global___SessionsProgressed | None = ...,
         unanswered: Global___Unanswered | None = ...,
+        window_report: Global___WindowReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session", "unanswered", b"unanswered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session", "unanswered", b"unanswered", "window_report", b"window_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session", "unanswered", b"unanswered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "delivery_failed", b"delivery_failed", "finished", b"finished", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "session_failed", b"session_failed", "sessions_progressed", b"sessions_progressed", "submit", b"submit", "submit_session", b"submit_session", "unanswered", b"unanswered", "window_report", b"window_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "finished", "delivery_failed", "heartbeat", "submit_session", "session_failed", "sessions_progressed", "unanswered"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "finished", "delivery_failed", "heartbeat", "submit_session", "session_failed", "sessions_progressed", "unanswered", "window_report"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -234,10 +238,13 @@ class GatewayHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    TAKES_WINDOWS_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     incarnation: _builtins.int
     software_version: _builtins.str
     """Of the software it runs."""
+    takes_windows: _builtins.bool
+    """It knows GrantWindow."""
     @_builtins.property
     def peer(self) -> _common_pb2.Peer: ...
     def __init__(
@@ -247,10 +254,11 @@ class GatewayHello(_message.Message):
         incarnation: _builtins.int = ...,
         peer: _common_pb2.Peer | None = ...,
         software_version: _builtins.str = ...,
+        takes_windows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation", "peer", b"peer", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation", "peer", b"peer", "software_version", b"software_version", "takes_windows", b"takes_windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -664,6 +672,55 @@ class DeliveryFailed(_message.Message):
 Global___DeliveryFailed: _TypeAlias = DeliveryFailed  # noqa: Y015
 
 @_typing.final
+class WindowReport(_message.Message):
+    """What the gateway has sent by a dispatch window since it last said so. Requests of these batches are
+    not submitted, unless a batch is late, fails or is lost.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FIRST_BATCH_ID_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
+    BUSY_NS_FIELD_NUMBER: _builtins.int
+    window_id: _builtins.int
+    number: _builtins.int
+    """Counts the reports of this window, from 1."""
+    first_batch_id: _builtins.int
+    """Rows of each batch, in the order of their ids, from this id on."""
+    requests: _builtins.int
+    """How many requests are in them."""
+    renew: _builtins.bool
+    """True: it wants more time. False: it sends nothing more by this window."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def busy_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Unless it wants more: how long each hop will still be at work on what was sent."""
+
+    def __init__(
+        self,
+        *,
+        window_id: _builtins.int = ...,
+        number: _builtins.int = ...,
+        first_batch_id: _builtins.int = ...,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+        requests: _builtins.int = ...,
+        renew: _builtins.bool = ...,
+        busy_ns: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ns", b"busy_ns", "first_batch_id", b"first_batch_id", "number", b"number", "renew", b"renew", "requests", b"requests", "rows", b"rows", "window_id", b"window_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowReport: _TypeAlias = WindowReport  # noqa: Y015
+
+@_typing.final
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -796,6 +853,9 @@ class SchedulerToGatewayMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     START_SESSION_FIELD_NUMBER: _builtins.int
     REPORT_UNANSWERED_FIELD_NUMBER: _builtins.int
+    GRANT_WINDOW_FIELD_NUMBER: _builtins.int
+    EXTEND_WINDOW_FIELD_NUMBER: _builtins.int
+    REVOKE_WINDOW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -812,6 +872,12 @@ class SchedulerToGatewayMessage(_message.Message):
     def start_session(self) -> Global___StartSession: ...
     @_builtins.property
     def report_unanswered(self) -> Global___ReportUnanswered: ...
+    @_builtins.property
+    def grant_window(self) -> Global___GrantWindow: ...
+    @_builtins.property
+    def extend_window(self) -> Global___ExtendWindow: ...
+    @_builtins.property
+    def revoke_window(self) -> Global___RevokeWindow: ...
     def __init__(
         self,
         *,
@@ -823,12 +889,15 @@ class SchedulerToGatewayMessage(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         start_session: Global___StartSession | None = ...,
         report_unanswered: Global___ReportUnanswered | None = ...,
+        grant_window: Global___GrantWindow | None = ...,
+        extend_window: Global___ExtendWindow | None = ...,
+        revoke_window: Global___RevokeWindow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "report_unanswered", b"report_unanswered", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "extend_window", b"extend_window", "grant_window", b"grant_window", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "report_unanswered", b"report_unanswered", "revoke_window", b"revoke_window", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "report_unanswered", b"report_unanswered", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "dispatch", b"dispatch", "extend_window", b"extend_window", "grant_window", b"grant_window", "heartbeat", b"heartbeat", "kind", b"kind", "models", b"models", "reject", b"reject", "report_unanswered", b"report_unanswered", "revoke_window", b"revoke_window", "start_session", b"start_session", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "dispatch", "reject", "directory", "models", "heartbeat", "start_session", "report_unanswered"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "dispatch", "reject", "directory", "models", "heartbeat", "start_session", "report_unanswered", "grant_window", "extend_window", "revoke_window"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -926,6 +995,149 @@ class DispatchBatch(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DispatchBatch: _TypeAlias = DispatchBatch  # noqa: Y015
+
+@_typing.final
+class GrantWindow(_message.Message):
+    """Dispatch by yourself on this path, which is reserved for you for a while; comes behind a DispatchBatch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    WINDOW_ID_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FIRST_BATCH_ID_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    MOST_WAIT_NS_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    window_id: _builtins.int
+    plan_id: _builtins.str
+    request_id: _builtins.int
+    """A request in that batch. The ends of the window count from its submission."""
+    first_batch_id: _builtins.int
+    """Ids to give to batches, each once."""
+    batches: _builtins.int
+    most_wait_ns: _builtins.int
+    """A batch that would wait longer for its first device is the scheduler's."""
+    @_builtins.property
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___WindowHop]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        window_id: _builtins.int = ...,
+        plan_id: _builtins.str = ...,
+        request_id: _builtins.int = ...,
+        first_batch_id: _builtins.int = ...,
+        batches: _builtins.int = ...,
+        most_wait_ns: _builtins.int = ...,
+        hops: _abc.Iterable[Global___WindowHop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "epoch", b"epoch", "first_batch_id", b"first_batch_id", "hops", b"hops", "most_wait_ns", b"most_wait_ns", "plan_id", b"plan_id", "request_id", b"request_id", "window_id", b"window_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantWindow: _TypeAlias = GrantWindow  # noqa: Y015
+
+@_typing.final
+class WindowHop(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOP_FIELD_NUMBER: _builtins.int
+    BEGINS_AFTER_NS_FIELD_NUMBER: _builtins.int
+    ENDS_AFTER_NS_FIELD_NUMBER: _builtins.int
+    COMPUTE_NS_FIELD_NUMBER: _builtins.int
+    TRANSFER_NS_FIELD_NUMBER: _builtins.int
+    begins_after_ns: _builtins.int
+    """When the time begins, counted from when this arrives; when it ends, counted from when the gateway
+    asked, which is earlier: so it never ends later than in the book.
+    """
+    ends_after_ns: _builtins.int
+    @_builtins.property
+    def hop(self) -> _common_pb2.Hop:
+        """Its reservation is all the time of the window here."""
+
+    @_builtins.property
+    def compute_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Compute time of one row, two, .. up to the largest batch; then of the transfer into this hop, empty
+        if there is none.
+        """
+
+    @_builtins.property
+    def transfer_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        hop: _common_pb2.Hop | None = ...,
+        begins_after_ns: _builtins.int = ...,
+        ends_after_ns: _builtins.int = ...,
+        compute_ns: _abc.Iterable[_builtins.int] | None = ...,
+        transfer_ns: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_after_ns", b"begins_after_ns", "compute_ns", b"compute_ns", "ends_after_ns", b"ends_after_ns", "hop", b"hop", "transfer_ns", b"transfer_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowHop: _TypeAlias = WindowHop  # noqa: Y015
+
+@_typing.final
+class ExtendWindow(_message.Message):
+    """Answers a WindowReport that wants more time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ENDS_AFTER_NS_FIELD_NUMBER: _builtins.int
+    window_id: _builtins.int
+    number: _builtins.int
+    """Of that report, from whose sending the new end of each hop counts."""
+    @_builtins.property
+    def ends_after_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        window_id: _builtins.int = ...,
+        number: _builtins.int = ...,
+        ends_after_ns: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_after_ns", b"ends_after_ns", "number", b"number", "window_id", b"window_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendWindow: _TypeAlias = ExtendWindow  # noqa: Y015
+
+@_typing.final
+class RevokeWindow(_message.Message):
+    """Send nothing more by this window, and say what was sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_ID_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    window_id: _builtins.int
+    lost: _builtins.bool
+    """Its batches without a result will bring none: submit their requests."""
+    def __init__(
+        self,
+        *,
+        window_id: _builtins.int = ...,
+        lost: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "window_id", b"window_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeWindow: _TypeAlias = RevokeWindow  # noqa: Y015
 
 @_typing.final
 class StartSession(_message.Message):
@@ -1100,6 +1312,7 @@ class ServedModel(_message.Message):
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     TEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     platform: _builtins.str
@@ -1132,6 +1345,10 @@ class ServedModel(_message.Message):
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Peers that may have its files, as in LoadPartition."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of its LoRA adapters: "model:adapter" is the model with one of them."""
+
     def __init__(
         self,
         *,
@@ -1152,10 +1369,11 @@ class ServedModel(_message.Message):
         content_digest: _builtins.str = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         text_tokens: _builtins.int = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "content_digest", b"content_digest", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "sources", b"sources", "text_tokens", b"text_tokens", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "batched", b"batched", "content_digest", b"content_digest", "default_slo_ns", b"default_slo_ns", "generates", b"generates", "inputs", b"inputs", "max_row_bytes", b"max_row_bytes", "max_rows", b"max_rows", "name", b"name", "not_ready_reason", b"not_ready_reason", "outputs", b"outputs", "platform", b"platform", "ready", b"ready", "session_tokens", b"session_tokens", "sources", b"sources", "text_tokens", b"text_tokens", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

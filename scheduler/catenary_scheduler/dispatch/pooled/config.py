@@ -45,5 +45,10 @@ class PooledConfig:
     retries, and may stay slow for good. Batches of an agent that was lost are not counted."""
     retry_after_ns: Nanoseconds = 100 * NANOSECONDS_PER_MILLISECOND
     """The pause advised to rejected clients where nothing better is known."""
+    longest_window_ns: Nanoseconds = 20 * NANOSECONDS_PER_MILLISECOND
+    """The longest dispatch window of a gateway; 0: none is granted. None is granted either where
+    rows wait for a full batch until the last moment (`max_linger_ns`), which a gateway does not."""
+    window_share: float = 0.1
+    """A window is no longer than this share of a request's time."""
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     """Conditions under which agents whose devices fail get only occasional tries."""

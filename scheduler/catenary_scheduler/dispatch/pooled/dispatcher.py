@@ -21,6 +21,7 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     StageReported,
     Tick,
+    WindowReported,
     earlier,
 )
 from catenary_scheduler.dispatch.pooled.batching import (
@@ -32,8 +33,10 @@ from catenary_scheduler.dispatch.pooled.batching import (
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_scheduler.dispatch.pooled.config import PooledConfig
 from catenary_scheduler.dispatch.pooled.lifecycle import PooledLifecycle
+from catenary_scheduler.dispatch.pooled.routes import Route
 from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
-from catenary_scheduler.dispatch.pooled.tracking import Batch
+from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, RowRange
+from catenary_scheduler.dispatch.pooled.windows import WINDOW_IDS
 from catenary_services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
 
 
@@ -90,6 +93,8 @@ class PooledDispatcher:
                 state.completed(event)
             case RequestCancelled():
                 state.cancelled(event)
+            case WindowReported():
+                state.window_reported(event)
             case BatchFailed():
                 state.batch_failed(event)
             case AgentJoined():
@@ -106,7 +111,7 @@ class PooledDispatcher:
         state.on_time()
         self._serve(now)
         commands, state.commands = state.commands, []
-        return commands
+        return commands + state.windows.take_commands() if state.windows.commands else commands
 
     def look_again(self) -> None:
         """Has the next event decide anew for all rows that wait."""
@@ -117,6 +122,8 @@ class PooledDispatcher:
         state = self._state
         moment = earlier(self._book.next_expiry(), state.tracker.next_timer())
         moment = earlier(moment, self._availability.next_expiry())
+        if state.windows.active:
+            moment = earlier(moment, state.windows.next_end())
         for queue in state.queues.values():
             moment = earlier(moment, queue.wake)
         return moment
@@ -156,6 +163,7 @@ class PooledDispatcher:
         state = self._state
         return {
             **state.counters,
+            **state.windows.counters,
             "opened_circuits": state.breakers.opened,
             "queued_rows": sum(queue.rows for queue in state.queues.values()),
             "open_requests": len(state.tracker.requests),
@@ -221,6 +229,10 @@ class PooledDispatcher:
         if isinstance(decision, WaitDecision):
             queue.wake = decision.until
             return True
+        until = state.wait_for_windows(queue)
+        if until is not None:
+            queue.wake = until
+            return True
         state.drop(queue.head, decision.earliest_finish)
         return not queue
 
@@ -274,6 +286,46 @@ class PooledDispatcher:
             for hop in hops:
                 state.breakers.given(hop.agent, hop.partition, state.now)
             state.look_around()  # if that was a probe, others go elsewhere
+        if self._may_grant(queue, rows, batch_id):
+            self._grant(queue.model, route, rows[0].request, steps)
         for other in state.routes.contenders(queue.model):
             if other in state.queues:  # its last safe moment may be earlier now
                 state.dirty[other] = None
+
+    # Windows
+
+    def _may_grant(self, queue: RowQueue, rows: list[RowRange], sent: BatchId) -> bool:
+        """Returns True if the gateway of a batch that was just sent may have a window.
+
+        It may if nobody else wants the path: no row waits, the requests are of one gateway and not
+        urgent, and if there are other paths, no other batch of the model is under way.
+        """
+        state, request = self._state, rows[0].request
+        if (
+            not state.windows.longest_ns
+            or queue
+            or not request.takes_windows
+            or request.texts is not None
+            or len(state.breakers)
+        ):
+            return False
+        gateway = request.request_id.gateway
+        for part in rows:
+            its = part.request
+            if part.attempt or its.priority or its.request_id.gateway != gateway:
+                return False
+        if not state.windows.is_free(queue.model, state.routes.contenders(queue.model), state.now):
+            return False
+        if state.routes.has_only_path(queue.model):
+            return True
+        return not any(
+            batch.rows and batch.rows[0].request.model == queue.model and not batch.final
+            for batch in state.tracker.batches.values()
+            if batch.batch_id != sent
+        )
+
+    def _grant(self, model: ModelKey, route: Route, request: Request, steps: list[PathHop]) -> None:
+        state, window = self._state, BatchId(self._next_batch)
+        is_only = state.routes.has_only_path(model)
+        if state.windows.grant(request, route, steps, window, is_only, state.now):
+            self._next_batch += WINDOW_IDS

@@ -17,6 +17,7 @@ from catenary_scheduler.dispatch.pooled.config import PooledConfig
 from catenary_scheduler.dispatch.pooled.routes import RouteTable
 from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
 from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, RequestTracker, RowRange
+from catenary_scheduler.dispatch.pooled.windows import WindowGranter
 from catenary_services.domain.ids import AgentId, BatchId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent, Plan
 from catenary_services.errors import NoActivePlan, PartitionLost
@@ -64,6 +65,9 @@ class PooledLedger:
         self.book = book
         self.availability = availability
         self.breakers = CircuitBreakers(availability, config.breaker)
+        waits = config.max_linger_ns is None  # for full batches, which windows are not for
+        longest_ns = 0 if waits else config.longest_window_ns
+        self.windows = WindowGranter(book, longest_ns, config.window_share)
         self.availability_seen = availability.version
         """Version of the availability from which the routes were made."""
         self.times = times

@@ -15,12 +15,14 @@ from catenary_scheduler.dispatch.events import (
     RequestCancelled,
     RequestCompleted,
     StageReported,
+    WindowReported,
 )
 from catenary_scheduler.dispatch.pooled.ledger import PooledLedger
 from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
 from catenary_scheduler.dispatch.pooled.text_batches import least_size
 from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, RowRange
-from catenary_services.domain.ids import AgentId, Nanoseconds
+from catenary_scheduler.dispatch.pooled.windows import GrantedWindow
+from catenary_services.domain.ids import AgentId, Nanoseconds, PartitionKey
 from catenary_services.errors import (
     ComputeFailed,
     DeadlineExceeded,
@@ -41,6 +43,7 @@ class PooledLifecycle(PooledLedger):
 
     def arrived(self, event: RequestArrived) -> None:
         """Admits a request, or answers it at once."""
+        self._heed_windows(event)
         known = self.tracker.requests.get(event.request)
         if known is not None:
             self._resubmitted(known, event)
@@ -119,6 +122,9 @@ class PooledLifecycle(PooledLedger):
 
     def stage_reported(self, event: StageReported) -> None:
         """Corrects the book by a hop's real times; the last hop ends the batch's bookings."""
+        of_window = self.windows.ids and self.windows.stage_reported(event)
+        if of_window and event.batch not in self.tracker.batches:
+            return
         last = self.book.last_position(event.batch)
         if event.transfer_start_ns is not None and event.transfer_end_ns is not None:
             self._correct(event, event.transfer_start_ns, event.transfer_end_ns, transfer=True)
@@ -142,7 +148,12 @@ class PooledLifecycle(PooledLedger):
 
     def batch_failed(self, event: BatchFailed) -> None:
         """Puts the rows of a failed batch back, or answers their requests with the failure."""
+        window = self.windows.of_batch(event.batch)
         batch = self.tracker.batches.get(event.batch)
+        if window is not None:
+            self.windows.failed(window, self.now)
+            if batch is None:
+                self._device_failed_in(window, event)
         if batch is None:
             self.book.release(event.batch)
             return
@@ -161,6 +172,15 @@ class PooledLifecycle(PooledLedger):
         self.book.release(batch.batch_id)
         for request in requests:
             self.reject(request, event.reason, event.message)
+
+    def _device_failed_in(self, window: GrantedWindow, event: BatchFailed) -> None:
+        """Counts a failure of a batch whose requests the gateway alone knows."""
+        if event.agent is None or not is_of_device(event.reason):
+            return
+        for hop in window.grant.hops:
+            if hop.agent == event.agent:
+                evidence = event.batch
+                self.breakers.failed(hop.agent, hop.partition, evidence, event.reason, self.now)
 
     def _device_failed(self, batch: Batch, agent: AgentId, event: BatchFailed) -> None:
         """Handles that an agent's device could not compute a batch.
@@ -186,8 +206,49 @@ class PooledLifecycle(PooledLedger):
                 message = f"it made {names} fail: {event.message}"
                 self.reject(request, ComputeFailed.reason, message)
 
+    # Windows
+
+    def window_reported(self, event: WindowReported) -> None:
+        """Lets a gateway go on with a window, or frees the time of one that it ends."""
+        others = self.routes.contenders(event.model)
+        may_go_on = (
+            not self.queues.get(event.model)
+            and not len(self.breakers)
+            and all(self.windows.usage.is_quiet(other, self.now) for other in others)
+        )
+        self.windows.reported(event, may_go_on, self.now)
+        if not event.renew:
+            self.dirty.update(dict.fromkeys(self.queues))
+
+    def wait_for_windows(self, queue: RowQueue) -> Nanoseconds | None:
+        """Revokes the windows in the way of rows that would be late because of them.
+
+        Returns:
+            When to decide about the rows again; None if no window is in their way, or no time left.
+        """
+        deadline = queue.head.request.deadline
+        if deadline <= self.now:
+            return None
+        others = self.routes.contenders(queue.model)
+        in_the_way = self.windows.contended(queue.model, None, others, self.now)
+        ends = [window.end_ns for window in in_the_way if window.end_ns > self.now]
+        return min([deadline, *ends]) if ends else None
+
+    def _heed_windows(self, event: RequestArrived) -> None:
+        """Revokes the windows whose time a request may want; its gateway's own stays."""
+        if not self.windows.longest_ns:
+            return
+        gateway = event.request.gateway
+        self.windows.usage.arrived(event.model, gateway, self.now)
+        if self.windows.active:
+            others = self.routes.contenders(event.model)
+            asks = None if event.priority else gateway
+            self.windows.contended(event.model, asks, others, self.now)
+
     def on_time(self) -> None:
         """Handles everything whose time has come."""
+        if self.windows.ids and self.windows.expire(self.now):
+            self.dirty.update(dict.fromkeys(self.queues))
         for batch_id in self.book.expire(self.now):
             batch = self.tracker.batches.get(batch_id)
             if batch is not None:
@@ -224,6 +285,7 @@ class PooledLifecycle(PooledLedger):
     def agent_lost(self, event: AgentLost) -> None:
         """Handles the loss of an agent: the batches it held or was to hold are dispatched again."""
         self.agents.pop(event.agent, None)
+        self.windows.agent_lost(event.agent)
         if self.availability.is_connected(event.agent):
             self.availability.disconnected(event.agent)
         adopted = self.book.pending_on(gpu_of(event.agent))
@@ -310,12 +372,21 @@ class PooledLifecycle(PooledLedger):
         if batch is not None:
             self.tracker.add_rows(batch, rows)
             return
+        agents: tuple[AgentId, ...] = ()
+        partitions: tuple[PartitionKey, ...] = ()
+        window = self.windows.of_batch(adopted.batch)
+        if window is not None:
+            agents = tuple([hop.agent for hop in window.grant.hops])
+            partitions = tuple([hop.partition for hop in window.grant.hops])
+            if not self.agents.keys() >= set(agents):
+                self.enqueue(rows)
+                return
         overdue = self.overdue_at(max(adopted.expected_ns, self.now))
         if adopted.batch in self.book:
             self.book.confirm(adopted.batch, overdue)
         else:
             self.book.reserve(adopted.batch, (), overdue)
-        self.tracker.add_batch(Batch(adopted.batch, [rows], ()))
+        self.tracker.add_batch(Batch(adopted.batch, [rows], agents, partitions))
 
     def _redo(self, request: Request) -> None:
         """Computes a request again whose results were lost on their way to the gateway."""
@@ -365,6 +436,7 @@ class PooledLifecycle(PooledLedger):
     def _rebuild(self) -> None:
         self.availability_seen = self.availability.version
         self.times_seen = self.times.version
+        self.windows.revoke_all()
         self.routes.rebuild(self.plan, self.agents)
         self.misplaced = True
         self.dirty.update(dict.fromkeys(self.queues))

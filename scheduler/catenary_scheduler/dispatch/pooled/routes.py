@@ -85,6 +85,13 @@ class RouteTable:
         """Returns the routes of a model that can be used now."""
         return self._routes.get(model, ())
 
+    def has_only_path(self, model: ModelKey) -> bool:
+        """Returns True if the batches of a model can go one way only."""
+        routes = self._routes.get(model, ())
+        if len(routes) != 1:
+            return False
+        return all(len(leg.pool.members) == 1 for leg in routes[0].chain.legs)
+
     def avoiding(self, model: ModelKey, avoid: Set[AgentId]) -> OrderedRoutes:
         """Returns the present routes without the given agents; perhaps there are none."""
         pools: dict[tuple[AgentId, ...], Pool] = {}

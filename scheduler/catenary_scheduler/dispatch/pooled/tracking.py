@@ -24,6 +24,7 @@ class Request:
         "request_id",
         "rows",
         "sequence",
+        "takes_windows",
         "texts",
         "timer",
     )
@@ -33,6 +34,7 @@ class Request:
         self.model = event.model
         self.rows = event.rows
         self.texts = event.texts
+        self.takes_windows = event.takes_windows
         self.deadline = event.deadline_ns
         self.priority = event.priority
         self.arrived = arrived

@@ -34,6 +34,7 @@ from catenary_scheduler.packing.transfers.transfers import (
     TransferMove,
     divide,
 )
+from catenary_services.domain.decoder import serves_whole
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, ModelKey, Nanoseconds
 from catenary_services.domain.plan import Agent, ChainHop
 
@@ -130,6 +131,11 @@ class MigrationBudget:
             hop.agent: self._agents[hop.agent].server for hop in hops if hop.agent in self._agents
         }
         return move_cost(source, target, tokens, row_bytes, servers)
+
+    def must_read_again(self, source: Sequence[ChainHop], target: Sequence[ChainHop]) -> bool:
+        """Returns True if a move can go as tokens only: an engine hands out no caches."""
+        agents = (self._agents.get(hop.agent) for hop in (*source, *target))
+        return any(agent is not None and serves_whole(agent.runtime) for agent in agents)
 
     def per_epoch(self, link: str) -> int:
         """Returns the communication boundary of a link, in bytes per epoch."""

@@ -6,12 +6,16 @@ projection on *every* agent, because any of them may come to hold the first or t
 is conservative (only two agents of a chain need them), so no plan asks an agent for more than it
 has. All sizes are those on the very agent (`AllocatedSizes`), and the memory of a step of the
 largest batch is added.
+
+Agents with an engine hold a model whole or not at all, so each of them is a chain by itself, and no
+chain that is composed leads over one ("ADR 0049").
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -33,9 +37,9 @@ from catenary_scheduler.planning.live.agent_memory import (
 from catenary_scheduler.planning.live.generation import ChainCosts, GenerationTimes, SessionShape
 from catenary_scheduler.planning.live.links import NO_LINKS, ServerLinks
 from catenary_scheduler.planning.live.rings import composition_of, rings
-from catenary_scheduler.planning.live.roles import divided, of_role
+from catenary_scheduler.planning.live.roles import divided, of_agents, of_role
 from catenary_scheduler.planning.placement import ModelPlacement, Placement
-from catenary_services.domain.decoder import DecoderTable
+from catenary_services.domain.decoder import DecoderTable, serves_whole
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent, ChainRole
 from catenary_services.errors import PlanInfeasible
@@ -107,6 +111,9 @@ class ChainJob:
     """Memory of every agent that can load the model, by agent."""
     left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
     """Agents that cannot load the model, by the reason in words."""
+    engines: ChainJob | None = None
+    """The job of the agents whose engine serves the model whole, which `task` leaves out; None if
+    there are none."""
 
     @property
     def model_bytes(self) -> int:
@@ -127,20 +134,35 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
         )
         task = _task(load, cluster, memories)
         before = present.get(load.deployed.key)
-        previous = composition_of(before, load.rate_per_s) if before is not None else None
-        per_chain = load.deployed.partitions or cluster.partitions
         own = load.deployed.cache_oversubscription
+        whole = {name for name, room in memories.items() if serves_whole(room.agent.runtime)}
         job = ChainJob(
             load,
-            task,
-            previous,
-            per_chain,
+            task.among([each for each in task.servers if each.name not in whole]),
+            _previous(load, before, memories.keys() - whole),
+            load.deployed.partitions or cluster.partitions,
             oversubscription=cluster.oversubscription if own is None else own,
             memories=memories,
             left_out=left_out(load.deployed, cluster.agents),
         )
+        if whole:
+            of_engines = replace(
+                job,
+                task=task.among([each for each in task.servers if each.name in whole]),
+                previous=_previous(load, before, whole),
+                per_chain=1,
+            )
+            job = replace(job, engines=of_engines)
         jobs.append(replace(job, roles=jobs_by_role(job, cluster)))
     return jobs
+
+
+def _previous(
+    load: ChainLoad, before: ModelPlacement | None, agents: AbstractSet[str]
+) -> Composition | None:
+    """Returns the present chains of a model that lead over the given agents only."""
+    mine = of_agents(before, agents)
+    return composition_of(mine, load.rate_per_s) if mine is not None else None
 
 
 def jobs_by_role(job: ChainJob, cluster: ChainCluster) -> tuple[ChainJob, ...]:
@@ -260,6 +282,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
     how = f"of {job.per_chain} agents each" if job.per_chain else f"c = {composition.c}"
+    how = "whole, by engines" if _is_of_engines(job) else how
     kind = "" if job.role == "mixed" else f"{job.role} "
     tokens = sum(chain.cache_tokens for chain in model.chains)
     lines = [
@@ -285,6 +308,10 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
         )
     lines += _links_in_words(job, composition)
     return [*lines, *(f"{line}." for line in left_out_in_words(load.deployed, job.left_out))]
+
+
+def _is_of_engines(job: ChainJob) -> bool:
+    return all(serves_whole(job.memories[each.name].agent.runtime) for each in job.task.servers)
 
 
 def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:

@@ -8,6 +8,7 @@ had. Otherwise those that are fastest at prompts run them, because that is compu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from catenary_scheduler.planning.chains import ChainTask, Server
@@ -46,6 +47,22 @@ def of_role(before: ModelPlacement | None, role: ChainRole) -> ModelPlacement | 
     chains = tuple(chain for chain in before.chains if chain.role == role)
     used = {hop.host for chain in chains for hop in chain.hops}
     hosts = tuple(host for host in before.hosts if host.host in used)
+    return replace(before, chains=chains, hosts=hosts) if chains else None
+
+
+def of_agents(before: ModelPlacement | None, agents: AbstractSet[str]) -> ModelPlacement | None:
+    """Returns the part of a placement whose chains lead over given agents; None if there is none.
+
+    Args:
+        before: The placement; None if there is none.
+        agents: The names of the agents.
+    """
+    if before is None:
+        return None
+    chains = tuple(
+        chain for chain in before.chains if all(hop.agent in agents for hop in chain.hops)
+    )
+    hosts = tuple(host for host in before.hosts if host.agent in agents)
     return replace(before, chains=chains, hosts=hosts) if chains else None
 
 

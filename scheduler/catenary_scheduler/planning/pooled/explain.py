@@ -11,6 +11,9 @@ from catenary_scheduler.planning.pooled.problem import (
     PoolingProblem,
 )
 
+_EXACT = 1e-9
+"""Relative gap that comes from rounding errors alone."""
+
 
 def explain_plan(problem: PoolingProblem, plan: PooledPlan) -> list[str]:
     """Returns sentences that say what the plan does, what it promises and what binds it."""
@@ -74,7 +77,7 @@ def _classes(problem: PoolingProblem, plan: PooledPlan) -> list[str]:
 
 
 def _proof(plan: PooledPlan) -> str:
-    if plan.optimal:
-        return f"No plan within the rules does better (proven by {plan.solver})."
     gap = abs(plan.bound - plan.objective) / max(abs(plan.objective), 1e-12)
-    return f"A better plan could gain {gap:.1%} at most (bound of {plan.solver})."
+    if plan.optimal and gap < _EXACT:
+        return f"No plan within the rules does better (proven by {plan.solver})."
+    return f"A better plan could gain {100 * gap:.3g}% at most (bound of {plan.solver})."

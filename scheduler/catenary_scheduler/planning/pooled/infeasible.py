@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from catenary_scheduler.planning.pooled.columns.columns import enumerate_columns
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns, enumerate_columns
 from catenary_scheduler.planning.pooled.columns.device_tables import device_tables
 from catenary_scheduler.planning.pooled.problem import Microseconds, PooledModel, PoolingProblem
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
 _FOREVER_US = 1e15
+_MOST_NAMES = 10
 
 
 def check_problem(problem: PoolingProblem) -> None:
@@ -49,6 +50,17 @@ def _check_model(model: PooledModel) -> None:
     for device, times in model.latency_us.items():
         if times.ndim != 2 or len(times) != model.blocks or not (times > 0).all():
             raise InvalidInput(model.name, f"the profile on {device} is not blocks x batches")
+
+
+def check_pipelines(problem: PoolingProblem, model: PooledModel, columns: PipelineColumns) -> None:
+    """Raises PlanInfeasible if a model has no pipeline, or none that the cluster has GPUs for."""
+    if not len(columns):
+        raise why_no_pipeline(problem, model)
+    fits = np.ones(len(columns), dtype=np.bool_)
+    for index, gpu in enumerate(problem.classes):
+        fits &= columns.pools_of(index) <= gpu.count
+    if not fits.any():
+        raise _too_few_for(problem, model, "a pipeline", 0.0)
 
 
 def why_no_pipeline(problem: PoolingProblem, model: PooledModel) -> PlanInfeasible:
@@ -91,31 +103,52 @@ def least_latency_us(problem: PoolingProblem, model: PooledModel) -> Microsecond
 
 
 def too_few_gpus(
-    problem: PoolingProblem, alone: Sequence[float], rates: Sequence[float] | None
+    problem: PoolingProblem,
+    rates: Sequence[float] | None,
+    alone: Callable[[PooledModel], float | None],
 ) -> PlanInfeasible:
     """Returns the error for a cluster with too few GPUs.
 
     Args:
-        problem: The problem that has no plan.
-        alone: Rate that each model would reach with the whole cluster to itself.
+        problem: The problem that has no plan. Each of its models has a pipeline that fits alone.
         rates: Rate that each model must reach; None if any rate above zero suffices.
+        alone: Returns the rate that a model would reach with the whole cluster to itself; None if
+            there is no time left to find it.
     """
-    cluster = ", ".join(f"{gpu.count} x {gpu.name}" for gpu in problem.classes)
-    wanted = rates or [0.0] * len(alone)
-    for model, reached, rate in zip(problem.models, alone, wanted, strict=True):
-        if reached <= 0 or reached < rate * (1 - 1e-9):
-            goal = f"{rate:.1f} requests/s" if rates else "a pipeline"
-            return PlanInfeasible(
-                f"{model.name}: the cluster has too few GPUs ({cluster}) for {goal}; "
-                f"all of them together would serve {reached:.1f} requests/s",
-                details={"model": model.name, "constraint": "gpus"},
-            )
+    named, largest = problem.models[0], 0.0
+    for model, rate in zip(problem.models, rates or (), strict=bool(rates)):
+        reached = alone(model)
+        if reached is None:
+            break
+        if reached < rate * (1 - 1e-9):
+            return _too_few_for(problem, model, f"{rate:.1f} requests/s", reached)
+        if rate / reached > largest:
+            named, largest = model, rate / reached
     # Each model fits alone, so the error names the one that needs the largest share of its best
     # rate.
-    shares = [rate / reached for rate, reached in zip(wanted, alone, strict=True)]
-    model = problem.models[int(np.argmax(shares))]
-    names = ", ".join(one.name for one in problem.models)
     return PlanInfeasible(
-        f"{model.name}: the cluster has too few GPUs ({cluster}) for {names} together",
+        f"{named.name}: the cluster has too few GPUs ({_cluster(problem)}) for "
+        f"{_together(problem)} together",
+        details={"model": named.name, "constraint": "gpus"},
+    )
+
+
+def _too_few_for(
+    problem: PoolingProblem, model: PooledModel, goal: str, reached: float
+) -> PlanInfeasible:
+    return PlanInfeasible(
+        f"{model.name}: the cluster has too few GPUs ({_cluster(problem)}) for {goal}; "
+        f"all of them together would serve {reached:.1f} requests/s",
         details={"model": model.name, "constraint": "gpus"},
     )
+
+
+def _cluster(problem: PoolingProblem) -> str:
+    return ", ".join(f"{gpu.count} x {gpu.name}" for gpu in problem.classes)
+
+
+def _together(problem: PoolingProblem) -> str:
+    names = [model.name for model in problem.models]
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more models"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 from catenary_scheduler.planning.pooled.assembly import PooledSolution, assemble, with_promises
 from catenary_scheduler.planning.pooled.columns.selection import spend_left_over
 from catenary_scheduler.planning.pooled.infeasible import check_problem, too_few_gpus
 from catenary_scheduler.planning.pooled.objectives import MaxThroughput, Objective, required_rates
-from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_scheduler.planning.pooled.problem import PooledModel, PooledPlan, PoolingProblem
 from catenary_scheduler.planning.pooled.solving.solving import (
     Solve,
     Solver,
@@ -23,7 +24,7 @@ Clock = Callable[[], float]
 """Returns a time in seconds, of which only differences matter."""
 
 DEFAULT_TIME_LIMIT_S = 9.0
-"""Time limit of HiGHS in seconds. With enumeration and rounding a plan takes 10 s at most."""
+"""Time limit of a plan in seconds. What HiGHS may take beyond it keeps a plan within 10 s."""
 
 
 def plan_pools(
@@ -45,9 +46,9 @@ def plan_pools(
         solver: "dp" is exact, for up to about 200 GPUs of two classes; "highs" is for any cluster
             and reports its gap; "auto" takes "dp" where that is fast.
         objective: The objective; `MaxThroughput()` if None.
-        time_limit_s: Time limit of HiGHS in seconds.
-        clock: Clock for `PooledPlan.seconds`, and for the time that enumeration takes of the limit.
-            None measures nothing.
+        time_limit_s: Limit in seconds of everything: enumeration, search, and the reason why there
+            is no plan. A first plan is made however short it is.
+        clock: Clock for `PooledPlan.seconds` and the limit. With None only HiGHS is held to it.
 
     Raises:
         InvalidInput: The problem contradicts itself.
@@ -65,21 +66,21 @@ def plan_pools(
         return time_limit_s - (clock() - begun if clock else 0.0)
 
     request = SolveRequest(problem, goal, rates, solver, seconds_left)
-    solution = solve(request)
+    too_few = 0 < sum(gpu.count for gpu in problem.classes) < len(problem.models)
+    solution = None if too_few else solve(request)
     if solution is None:
-        raise too_few_gpus(problem, _alone(request, solve), rates)
+        raise too_few_gpus(problem, rates, partial(_alone, request, solve))
     plan = _with_promises(problem, solution, goal, rates)
     return replace(plan, seconds=clock() - begun if clock else 0.0)
 
 
-def _alone(request: SolveRequest, solve: Solve) -> list[float]:
-    """Returns the rate that each model would reach with all GPUs to itself."""
-    found = []
-    for model in request.problem.models:
-        single = replace(request.problem, models=(replace(model, weight=1.0),))
-        solution = solve(replace(request, problem=single, objective=MaxThroughput(), rates=None))
-        found.append(solution.objective if solution else 0.0)
-    return found
+def _alone(request: SolveRequest, solve: Solve, model: PooledModel) -> float | None:
+    """Returns the rate that a model would reach with all GPUs; None if the time is up."""
+    if request.seconds_left() <= 0:
+        return None
+    single = replace(request.problem, models=(replace(model, weight=1.0),))
+    solution = solve(replace(request, problem=single, objective=MaxThroughput(), rates=None))
+    return solution.objective if solution else 0.0
 
 
 def _with_promises(

@@ -8,7 +8,6 @@ there to compare with. Shapes for which there is no room are listed with the rea
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -49,6 +48,7 @@ class ShapeKind(StrEnum):
     SPLIT = "split"
     ONE_CLASS = "one-class"
     CLASSES_APART = "classes-apart"
+    ENGINES = "engines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,10 @@ def shapes_of(
     Raises:
         PlanInfeasible: All agents together have no room for the model.
     """
-    usual = solve_roles(job, compose)
-    asked_for = bool(job.per_chain) or bool(cluster.prefill_agents)
+    engines = _engines(job)
     found: dict[tuple[ChainPlacement, ...], Shape] = {}
     impossible = []
-    first = _usual(job, usual, asked_for=asked_for)
-    tried = (_rings(job), _split(job, cluster, compose), _classes(job, compose))
-    for shape in itertools.chain([first], *tried):
+    for shape in _with_engines(_cut(job, cluster, compose, engines), engines):
         if isinstance(shape, InfeasibleShape):
             impossible.append(shape)
         else:
@@ -110,6 +107,66 @@ def shapes_of(
             if shape.name not in (known.name, *known.also):
                 found[shape.chains] = replace(known, also=(*known.also, shape.name))
     return list(found.values()), impossible
+
+
+def _cut(
+    job: ChainJob, cluster: ChainCluster, compose: Compose, engines: _Answers
+) -> Iterator[Shape | InfeasibleShape]:
+    """Yields the shapes of agents that run blocks; none if engines are all that has room.
+
+    Raises:
+        PlanInfeasible: They have no room for the model, and no engine serves it.
+    """
+    if engines and not job.task.servers:
+        return
+    try:
+        usual = solve_roles(job, compose)
+    except PlanInfeasible as error:
+        if not engines:
+            raise
+        yield InfeasibleShape("chains of blocks", error.message)
+        return
+    asked_for = bool(job.per_chain) or bool(cluster.prefill_agents)
+    yield _usual(job, usual, asked_for=asked_for)
+    yield from _rings(job)
+    yield from _split(job, cluster, compose)
+    yield from _classes(job, compose)
+
+
+def _engines(job: ChainJob) -> _Answers:
+    """Returns the chains of agents whose engine serves the model; none if none has room.
+
+    Raises:
+        PlanInfeasible: None has room, and there are no other agents.
+    """
+    if job.engines is None:
+        return []
+    most = job.load.deployed.max_batch
+    try:
+        return [(job.engines, rings(job.engines.task, 1, most, job.engines.previous))]
+    except PlanInfeasible:
+        if not job.task.servers:
+            raise
+        return []
+
+
+def _with_engines(
+    shapes: Iterator[Shape | InfeasibleShape], engines: _Answers
+) -> Iterator[Shape | InfeasibleShape]:
+    """Yields each shape beside the engines and alone, and the engines alone.
+
+    Caches that are handed over are read by no engine, so a split shape is not joined with any.
+    """
+    for shape in shapes:
+        if engines and isinstance(shape, Shape) and shape.kind is not ShapeKind.SPLIT:
+            answers = [*shape.answers, *engines]
+            name = f"{shape.name} beside engines"
+            yield _shape(shape.kind, name, answers, asked_for=shape.asked_for)
+            yield replace(shape, asked_for=False)
+        else:
+            yield shape
+    if engines:
+        yield _shape(ShapeKind.ENGINES, "engines alone", engines)
 
 
 def _usual(job: ChainJob, answers: _Answers, *, asked_for: bool) -> Shape:

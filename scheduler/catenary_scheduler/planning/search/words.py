@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from catenary_scheduler.planning.search.options import PlanAnswer, PlanOption, ServingFigures
 from catenary_scheduler.planning.search.search import ChainSearch, PricedShape, why_not
+from catenary_services.domain.decoder import serves_whole
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_MILLISECOND,
     NANOSECONDS_PER_SECOND,
@@ -123,11 +124,13 @@ def _why_idle(search: ChainSearch, name: str) -> str:
 
 def _too_small(search: ChainSearch, name: str) -> str:
     room, most = search.job.memories[name], search.job.load.deployed.session_tokens
-    needed = room.held.largest_block_bytes + room.held.slot_bytes(most)
+    blocks = len(room.held.block_bytes) if serves_whole(room.agent.runtime) else 1
+    needed = blocks * (room.held.largest_block_bytes + room.held.slot_bytes(most))
     if room.memory is None or room.memory >= needed:
         return ""
+    what = "the whole model" if blocks > 1 else "one block"
     return (
-        f"one block with the cache of a session takes {needed:,} bytes beside the ends of the model"
+        f"{what} with the cache of a session takes {needed:,} bytes beside the ends of the model"
         f" and a step, and {max(0, int(room.memory)):,} are left; with"
         f" {needed - int(room.memory):,} bytes more it could be used"
     )

@@ -62,8 +62,9 @@ class Request:
 class Cluster(World):
     """Adds a scheduler and a gateway that move sessions."""
 
-    def __init__(self, chunk: int) -> None:
-        super().__init__(chunk)
+    def __init__(self, chunk: int, period: int = 0) -> None:
+        super().__init__(chunk, period)
+        self.period = period
         self.requests: dict[int, Request] = {}
         self.orders: list[tuple[str, int]] = []
         """Sessions to be closed, at agents."""
@@ -194,7 +195,7 @@ def finish(world: Cluster) -> None:
             for agent in request.agents(session):
                 if agent not in world.closed.get(session, ()):
                     world.close(agent, session)
-        expected = undisturbed(request.prompt, request.count)
+        expected = undisturbed(request.prompt, request.count, period=world.period)
         got = world.answer(number)
         assert got == expected[: len(got)]
     world.run_out()
@@ -235,7 +236,7 @@ def test_whatever_moves_and_in_any_order_every_answer_is_whole(count):
     @examples(count)
     @given(st.data(), st.integers(1, 6))
     def every_answer_is_whole(data, chunk):
-        world = Cluster(chunk)
+        world = Cluster(chunk, data.draw(st.sampled_from([0, 2, 3])))
         acts = [
             lambda n=number, r=request, rings=rings: world.start(n, r, rings)
             for number, (request, rings) in drawn_requests(data).items()
@@ -254,7 +255,7 @@ def test_what_is_lost_while_sessions_move_is_never_said_wrong_and_all_comes_free
     @examples(count)
     @given(st.data(), st.integers(1, 6))
     def nothing_wrong_is_said(data, chunk):
-        world = Cluster(chunk)
+        world = Cluster(chunk, data.draw(st.sampled_from([0, 2, 3])))
         drawn = drawn_requests(data)
         acts = [
             lambda n=number, r=request, rings=rings: world.start(n, r, rings)

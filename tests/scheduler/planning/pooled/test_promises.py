@@ -301,5 +301,5 @@ def test_the_exact_search_of_slots_says_what_it_cannot_do() -> None:
 
 def test_seconds_come_from_the_clock_alone() -> None:
     ticks = itertools.count(start=5.0, step=0.25)
-    assert plan_pools(_one_model(), clock=lambda: next(ticks)).seconds == 0.25
+    assert plan_pools(_one_model(), clock=lambda: next(ticks)).seconds == 0.5
     assert plan_pools(_one_model()).seconds == 0.0

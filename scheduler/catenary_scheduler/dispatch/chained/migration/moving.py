@@ -68,7 +68,7 @@ class SessionMigration:
         Args:
             session_id: The session of a request.
             route: The target, one of `ModelQueue.offered`.
-            mode: What travels.
+            mode: What travels; to and from engines tokens do in any case.
             reason: The purpose of the move, e.g. "packing".
 
         Returns:
@@ -81,6 +81,8 @@ class SessionMigration:
             table.counters["refused_moves"] += 1
             return False
         sequence = session.sequence
+        if table.migration_budget.must_read_again(session.hops, route.hops):
+            mode = "tokens"
         target = self._booking.book(sequence, route)
         move = Move(
             sequence,

@@ -7,7 +7,7 @@ those that can no longer end within the budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,8 @@ def enumerate_columns(
             Pools of whole GPUs never gain by such a level; a pool that shares a GPU may.
     """
     spare = _spare_levels(tables)
+    if not most_spare:
+        tables = replace(tables, latency_us=np.where(spare, np.inf, tables.latency_us))
     batches = tables.latency_us.shape[0]
     partial = _Partial(
         devices=np.zeros((batches, 0), dtype=np.int64),

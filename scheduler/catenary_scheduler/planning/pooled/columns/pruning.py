@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 
 _FEW_ROWS, _MANY_ROWS = 4, 300
+_BLOCK = 32
 
 
 def undominated(columns: PipelineColumns, classes: int) -> PipelineColumns:
@@ -62,9 +64,20 @@ def pareto_front(values: Floats) -> Ints:
     order = np.argsort(-finite.sum(axis=1), kind="stable")
     rest, kept = order, []
     while len(rest):
-        kept.append(rest[0])
-        rest = rest[(finite[rest] > finite[rest[0]]).any(axis=1)]
-    return np.sort(np.array(kept, dtype=np.int64))
+        first, rest = rest[:_BLOCK], rest[_BLOCK:]
+        beaten = ~_above_somewhere(finite[first], finite[first])
+        first = first[~(beaten & np.tri(len(first), k=-1, dtype=np.bool_)).any(axis=1)]
+        kept.append(first)
+        rest = rest[_above_somewhere(finite[rest], finite[first]).all(axis=1)]
+    return np.sort(np.concatenate([*kept, np.zeros(0, dtype=np.int64)]))
+
+
+def _above_somewhere(some: Floats, others: Floats) -> npt.NDArray[np.bool_]:
+    """Returns a mask by (row, other row): True if the row exceeds the other one in some entry."""
+    above = np.zeros((len(some), len(others)), dtype=np.bool_)
+    for one, other in zip(some.T, others.T, strict=True):
+        above |= one[:, None] > other[None, :]
+    return above
 
 
 def undominated_rows(values: Floats) -> Ints:
@@ -74,7 +87,7 @@ def undominated_rows(values: Floats) -> Ints:
     if len(values) <= _FEW_ROWS:
         return np.arange(len(values))
     finite = np.where(np.isinf(values), 0.0, values)
-    reached = (finite[:, None, :] <= finite[None, :, :]).all(axis=2)
+    reached = ~_above_somewhere(finite, finite)
     # Of equal rows the first one stays.
     earlier = np.tri(len(values), k=-1, dtype=np.bool_)
     worse = reached & (~reached.T | earlier)

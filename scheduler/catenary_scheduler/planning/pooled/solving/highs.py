@@ -1,12 +1,13 @@
-"""Solver that runs the programme of `milp` with HiGHS within a limit of wall time.
+"""Solver for clusters of any size, which improves on a first plan as long as there is time.
 
-There is a plan whenever rounding the relaxation gives one, and the solver then improves on it. The
-bound is the one that HiGHS has proven.
+The first plan is the relaxation, rounded. Then models are given other shares of the GPUs
+(`improving`), and what gap is left HiGHS tries to close with the whole programme (`milp`), without
+the columns that cannot be part of a better plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,22 +16,35 @@ import numpy as np
 import numpy.typing as npt
 
 from catenary_scheduler.planning.pooled.assembly import PooledSolution, least_share, price_of
+from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
+from catenary_scheduler.planning.pooled.columns.device_tables import Floats, Ints
 from catenary_scheduler.planning.pooled.columns.selection import ChosenPipeline
-from catenary_scheduler.planning.pooled.objectives import MaxThroughput
+from catenary_scheduler.planning.pooled.objectives import MaxThroughput, price_per_gpu
+from catenary_scheduler.planning.pooled.solving.improving import PlanBounds, TargetSearch
 from catenary_scheduler.planning.pooled.solving.milp import MilpProgramme, MilpTask, build
+from catenary_scheduler.planning.pooled.solving.paths import least_price
 from catenary_scheduler.planning.pooled.solving.relaxation import Relaxation, may_improve, relax
 from catenary_scheduler.planning.pooled.solving.rounding import rounded
+from catenary_scheduler.planning.pooled.solving.shares import share_of
 
 PROVEN_GAP = 1e-4
 """Relative gap to the bound at which a plan counts as optimal (Gurobi's default as well)."""
 
 
+_MOST_OF_REST = 0.8
+"""Part of the time left that HiGHS gets: it looks at its clock only now and then."""
+_PART_OF_EVEN_PRICES = 0.1
+_FEW_MODELS, _PART_OF_WHOLE = 2, 0.4
+"""Number of models for each class up to which part of the time is kept for the whole programme: the
+fewer models, the more of them have fractions of shares."""
+
+
 @dataclass(frozen=True, slots=True)
 class SolverLimits:
-    """Limits at which HiGHS stops."""
+    """Limits at which the search stops."""
 
-    seconds: float
-    """Wall time of relaxation and search, in seconds."""
+    seconds_left: Callable[[], float]
+    """Returns the seconds that are left for it."""
     gap: float = PROVEN_GAP
     """Relative gap between the plan and the bound."""
 
@@ -52,14 +66,91 @@ def solve_with_highs(
     bound = relaxation.bound
     known = (_worth(task, rounded(task, relaxation.flows)), _worth(task, start))
     best = min(filter(None, known), key=lambda worth: worth.value, default=None)
-    if best is None or _gap(best.value, bound) > limits.gap:
-        best, bound = _search(task, relaxation, limits, best)
+    by_shares = isinstance(task.objective, MaxThroughput) and not task.reference_rules
+    if by_shares and _is_open(best, bound, limits):
+        found = _by_shares(task, relaxation, limits, best)
+        if found is None:
+            return None
+        best, bound = found
+    if _is_open(best, bound, limits):
+        best, proven = _search(task, relaxation, limits, best)
+        bound = max(bound, proven)
     if best is None:
         return None
+    if not all(task.complete):
+        bound = min(bound, _bound_by_paths(task, relaxation, limits))
     bound = min(bound, best.value)  # rounding errors alone can make them cross
     optimal = _gap(best.value, bound) <= limits.gap
     sign = -1.0 if isinstance(task.objective, MaxThroughput) else 1.0
     return PooledSolution(best.chosen, sign * best.value, sign * bound, optimal, "highs")
+
+
+def _bound_by_paths(task: MilpTask, relaxation: Relaxation, limits: SolverLimits) -> float:
+    """Returns the bound at the relaxation's prices, with paths where columns are missing.
+
+    A class that costs nothing among the columns may be all that a missing one uses. Then all
+    classes cost something.
+    """
+    problem, prices = task.problem, relaxation.price_of_gpu
+    counts = np.array([gpu.count for gpu in problem.classes])
+    even = float(prices @ counts) / max(int(counts.sum()), 1)
+    bound = _bound_at(task, prices, counts, limits)
+    if bound > -np.inf:
+        return bound
+    return _bound_at(task, prices + _PART_OF_EVEN_PRICES * even, counts, limits)
+
+
+def _bound_at(task: MilpTask, prices: Floats, counts: Ints, limits: SolverLimits) -> float:
+    problem = task.problem
+    least = [
+        float(_price_per_request(columns, prices).min())
+        if complete
+        else least_price(problem, model, prices, limits.seconds_left)
+        for model, columns, complete in zip(
+            problem.models, task.columns, task.complete, strict=True
+        )
+    ]
+    if task.rates is None:
+        cost = float(np.dot([model.weight for model in problem.models], least))
+        return -float(prices @ counts) / cost if cost > 0 else -np.inf
+    saved = prices - np.array(price_per_gpu(problem, task.objective))
+    return float(np.dot(task.rates, least) - saved @ counts)
+
+
+def _price_per_request(columns: PipelineColumns, prices: Floats) -> Floats:
+    """Returns the price per request of each column."""
+    price = np.where(columns.gpu_class >= 0, prices[columns.gpu_class], 0.0)
+    per_request: Floats = (price / columns.rate_per_gpu).sum(axis=1)
+    return per_request
+
+
+def _is_open(best: _Worth | None, bound: float, limits: SolverLimits) -> bool:
+    """Returns True if there is something left to search for, and time."""
+    if limits.seconds_left() <= 0:
+        return False
+    return best is None or _gap(best.value, bound) > limits.gap
+
+
+def _by_shares(
+    task: MilpTask, relaxation: Relaxation, limits: SolverLimits, best: _Worth | None
+) -> tuple[_Worth | None, float] | None:
+    """Returns the best plan that shares of the models make up, and the bound; None if none can."""
+    models, classes = len(task.problem.models), len(task.problem.classes)
+    rest = limits.seconds_left() * (_PART_OF_WHOLE if models <= _FEW_MODELS * classes else 0.0)
+    search = TargetSearch(task, relaxation.price_of_gpu, lambda: limits.seconds_left() - rest)
+    bounds = PlanBounds(-best.value if best else 0.0, -relaxation.bound, None)
+    if best is not None:
+        search.know([share_of(some, len(task.problem.classes)) for some in best.chosen])
+    elif not search.can_be_reached(bounds):
+        return None
+    search.improve(bounds, limits.gap)
+    if bounds.shares is not None:
+        chosen = [
+            share.chosen(columns)
+            for share, columns in zip(bounds.shares, task.columns, strict=True)
+        ]
+        best = _worth(task, chosen)
+    return best, -bounds.most
 
 
 def _search(
@@ -109,7 +200,7 @@ def _solver(programme: MilpProgramme, limits: SolverLimits) -> highspy.Highs:
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)
-    solver.setOptionValue("time_limit", max(limits.seconds, 0.1))
+    solver.setOptionValue("time_limit", max(limits.seconds_left() * _MOST_OF_REST, 0.0))
     solver.setOptionValue("mip_rel_gap", limits.gap)
     solver.passModel(programme.lp)
     return solver

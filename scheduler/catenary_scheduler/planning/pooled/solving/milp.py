@@ -35,6 +35,8 @@ class MilpTask:
     rates: Sequence[float] | None
     """Rate that each model must reach; None asks for the most throughput."""
     reference_rules: bool = False
+    complete: Sequence[bool] = ()
+    """Whether the columns of each model are all it has; empty if all are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Limits on connections to the HTTP endpoint: their number, and the time without a request.
 
-aiohttp limits the size of headers and the time between requests, but waits for ever for the first
-request of a connection (the "slow loris" attack).
+A connection waits long for its next request, and would do so for the first one, too (the "slow
+loris" attack).
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from catenary_services.log import get_logger
 
@@ -23,7 +22,19 @@ FIRST_REQUEST_S = 15.0
 _LOOK_S = 0.5
 
 _log = get_logger("catenary_gateway.http")
-_Connection = RequestHandler
+
+
+class WatchedConnection(Protocol):
+    """A connection that can be closed from outside."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """Its transport; None once it is closed."""
+        ...
+
+    def force_close(self) -> None:
+        """Closes it, whatever it does."""
+        ...
 
 
 class ConnectionWatcher:
@@ -38,21 +49,22 @@ class ConnectionWatcher:
         self._most_of_one_source = most_of_one_source
         self._first_request_s = first_request_s
         self._most = most
-        self._served: set[_Connection] = set()
+        self._served: set[WatchedConnection] = set()
         """The connections that have sent a request."""
-        self._since: dict[_Connection, float] = {}
+        self._since: dict[WatchedConnection, float] = {}
         """Time at which each connection without a request was first seen, in seconds."""
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, server: web.Server) -> None:
-        self._task = asyncio.create_task(self._watch(server))
+    def start(self, connections: Callable[[], Sequence[WatchedConnection]]) -> None:
+        """Starts to watch; `connections` returns those that are open."""
+        self._task = asyncio.create_task(self._watch(connections))
 
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def look(self, connections: list[_Connection], now_s: float) -> int:
+    def look(self, connections: Sequence[WatchedConnection], now_s: float) -> int:
         """Closes the connections that waited too long for their first request, or are too many.
 
         Returns:
@@ -77,13 +89,16 @@ class ConnectionWatcher:
         return len(late)
 
     def _too_many_of_one(
-        self, connections: list[_Connection], silent: list[_Connection], late: set[_Connection]
-    ) -> list[_Connection]:
+        self,
+        connections: Sequence[WatchedConnection],
+        silent: list[WatchedConnection],
+        late: set[WatchedConnection],
+    ) -> list[WatchedConnection]:
         """Returns the surplus of sources with too many connections: their youngest silent ones."""
         if len(connections) <= self._most_of_one_source:
             return []
         of_source = Counter(map(_source_of, connections))
-        excess: list[_Connection] = []
+        excess: list[WatchedConnection] = []
         for each in sorted(silent, key=lambda each: self._since[each], reverse=True):
             source = _source_of(each)
             if each not in late and of_source[source] > self._most_of_one_source:
@@ -91,20 +106,20 @@ class ConnectionWatcher:
                 excess.append(each)
         return excess
 
-    def note_request(self, request: web.Request) -> None:
+    def note_request(self, connection: WatchedConnection) -> None:
         """Notes that a request came on a connection."""
-        self._served.add(request.protocol)
+        self._served.add(connection)
 
-    async def _watch(self, server: web.Server) -> None:
+    async def _watch(self, connections: Callable[[], Sequence[WatchedConnection]]) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                self.look(list(server.connections), time.monotonic())
+                self.look(connections(), time.monotonic())
             except Exception as error:  # nobody waits for this task
                 _log.error("http_connections_watch_failed", exc_info=error)
 
 
-def _source_of(connection: _Connection) -> str:
+def _source_of(connection: WatchedConnection) -> str:
     transport = connection.transport
     name = None if transport is None else transport.get_extra_info("peername")
     return str(name[0]) if isinstance(name, tuple) else ""
