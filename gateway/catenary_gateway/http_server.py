@@ -24,7 +24,7 @@ from catenary_gateway.oip.route_schemas import described
 from catenary_gateway.openai_http.responses.response_calls import RESPONSES
 from catenary_gateway.openai_http.responses.response_store import ResponseStore
 from catenary_gateway.settings import GatewaySettings
-from catenary_services.transport.tcp.tcp_listener import ListenerLimits, TcpListener
+from catenary_services.tcp_listener import ListenerLimits, TcpListener
 
 _SHUTDOWN_S = 1.0
 _LISTENER_LIMITS = ListenerLimits(most_waiting=2048, most_opening=128, wait_s=FIRST_REQUEST_S)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import grpc.aio
-
 from catenary_gateway.admission.authorizer import Authorizer
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyLimiter
 from catenary_gateway.admission.quotas import Quotas
@@ -51,7 +49,6 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import Unavailable
-from catenary_services.grpc.grpc_intake import CallPolicy
 from catenary_services.grpc.grpc_kit import (
     HealthSwitch,
     bind,
@@ -59,6 +56,8 @@ from catenary_services.grpc.grpc_kit import (
     enable_health_and_reflection,
 )
 from catenary_services.grpc.probes import Probes
+from catenary_services.grpc.server.call_policy import CallPolicy
+from catenary_services.grpc.server.server import GrpcServer
 from catenary_services.log import get_logger
 from catenary_services.security.identity import Role
 from catenary_services.security.keys import ApiKeys
@@ -172,7 +171,7 @@ class GatewayProcess:
             is_open = settings.insecure or settings.endpoints_insecure
             dashboard = Dashboard(self._pipeline, scheduler_admin, class_names, is_open=is_open)
         self._http = HttpServer(settings, self._pipeline, self._extensions, dashboard)
-        self._servers: list[grpc.aio.Server] = []
+        self._servers: list[GrpcServer] = []
         self._health: list[HealthSwitch] = []
         self._scaler = ExternalScaler(self._keys, scheduler_admin)
         self._probes = Probes()
@@ -280,10 +279,9 @@ class GatewayProcess:
         )
         server = create_server(security, call_policy=call_policy, max_message_bytes=limit)
         service = InferenceService(self._pipeline, self._extensions, settings.max_stream_requests)
-        oip_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
-        generation_pb2_grpc.add_GenerationServicer_to_server(
-            GenerationService(self._pipeline), server
-        )
+        generation = GenerationService(self._pipeline)
+        server.add(service, oip_grpc.add_GRPCInferenceServiceServicer_to_server)
+        server.add(generation, generation_pb2_grpc.add_GenerationServicer_to_server)
         described = (
             oip.DESCRIPTOR.services_by_name["GRPCInferenceService"],
             generation_pb2.DESCRIPTOR.services_by_name["Generation"],
@@ -300,8 +298,8 @@ class GatewayProcess:
         call_authorizer = KeyAuthorizer(self._pipeline) if authorizer is None else None
         call_policy = CallPolicy(call_authorizer, admin_longest())
         server = create_server(security, authorizer=authorizer, call_policy=call_policy)
-        admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
-        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self._scaler, server)
+        server.add(self._admin_service, admin_pb2_grpc.add_AdminServicer_to_server)
+        server.add(self._scaler, externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server)
         described = (
             admin_pb2.DESCRIPTOR.services_by_name["Admin"],
             externalscaler_pb2.DESCRIPTOR.services_by_name["ExternalScaler"],

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable
 
-import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -28,6 +27,7 @@ from catenary_services.grpc.grpc_kit import (
     enable_health_and_reflection,
 )
 from catenary_services.grpc.probes import LEADER, Probes
+from catenary_services.grpc.server.server import GrpcServer
 from catenary_services.log import get_logger
 from catenary_services.redis.redis_client import connect
 from catenary_services.security.identity import Role
@@ -93,7 +93,7 @@ class SchedulerProcess:
         self._redis = connect(settings.redis_address(), timeout_s=_REDIS_TIMEOUT_S, retries=1)
         self._group_leaders = self._make_group_leaders()
         self._service = SchedulerService(self, self._authorizer, self._security)
-        self._server: grpc.aio.Server | None = None
+        self._server: GrpcServer | None = None
         self._health: HealthSwitch | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self._draining = False
@@ -162,8 +162,9 @@ class SchedulerProcess:
         server = self._server = create_server(
             self._security, authorizer=self._authorizer, max_message_bytes=_LONGEST_MESSAGE_BYTES
         )
-        scheduler_pb2_grpc.add_SchedulerServicer_to_server(self._service, server)
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self, self._importer), server)
+        admin = AdminService(self, self._importer)
+        server.add(self._service, scheduler_pb2_grpc.add_SchedulerServicer_to_server)
+        server.add(admin, admin_pb2_grpc.add_AdminServicer_to_server)
         self._health = enable_health_and_reflection(server, _SERVICES)
         self.port = bind(server, settings.host, settings.port, self._security)
         await self._service.start(settings.host, settings.port_of_control)

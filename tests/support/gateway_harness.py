@@ -28,7 +28,8 @@ from catenary_protos.catenary.v1 import (
 )
 from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.grpc.error_tables import abort
-from catenary_services.grpc.grpc_kit import create_server
+from catenary_services.grpc.grpc_kit import bind, create_server
+from catenary_services.grpc.server.server import GrpcServer
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.transport.frames import layout, tensor_views
 from catenary_services.transport.hub import TransportHub
@@ -107,14 +108,14 @@ class ScriptedScheduler(ScriptedEndpoint, admin_pb2_grpc.AdminServicer):
         self.sessions = 0
         self._out: asyncio.Queue[Down | None] = asyncio.Queue()
         self._batches = 0
-        self._server: grpc.aio.Server | None = None
+        self._server: GrpcServer | None = None
         self.port = 0
 
     async def start(self, port: int = 0) -> None:
         self._server = create_server(ServerSecurity(insecure=True))
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(self, self._server)
         admin_pb2_grpc.add_AdminServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.port = bind(self._server, "127.0.0.1", port, ServerSecurity(insecure=True))
         await self.listen()
         await self._server.start()
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from catenary_services.errors import Overloaded, PayloadTooLarge, Unavailable
-from catenary_services.grpc.grpc_receiving import MOST_OF_ONE_SOURCE
+from catenary_services.grpc.server.receiving_budget import MOST_OF_ONE_SOURCE
 
 _SHORTEST_RETRY_NS = 20_000_000
 _LONGEST_RETRY_NS = 2_000_000_000

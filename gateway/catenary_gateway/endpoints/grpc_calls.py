@@ -11,7 +11,8 @@ import grpc.aio
 from catenary_gateway.admission.request_pipeline import RequestPipeline, charge
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc.error_tables import abort, error_of_exception
-from catenary_services.grpc.grpc_intake import CONTROL_BYTES, CallPolicy, address_of
+from catenary_services.grpc.server.call_policy import CallPolicy, address_of
+from catenary_services.grpc.server.methods import CONTROL_BYTES
 
 _OIP = "/inference.GRPCInferenceService"
 _GENERATE = "/catenary.v1.Generation/Generate"

@@ -36,8 +36,8 @@ from catenary_services.rules import parsed
 from catenary_services.security.identity import Identity, Role, require_name
 from catenary_services.security.roles import RoleAuthorizer
 from catenary_services.security.tls import ServerSecurity
+from catenary_services.tcp_listener import TcpListener
 from catenary_services.transport.frames import MessageKind
-from catenary_services.transport.tcp.tcp_listener import TcpListener
 
 HELLO_TIMEOUT_S = 5.0
 """Seconds without a byte after which a stream that has brought no hello ends."""

@@ -12,11 +12,13 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from catenary_services.errors import Unavailable
-from catenary_services.grpc.grpc_intake import FIRST_WINDOW_BYTES, CallInterceptor, CallPolicy
-from catenary_services.grpc.grpc_receiving import ReceivingMessages
+from catenary_services.grpc.server.call_policy import CallPolicy
+from catenary_services.grpc.server.methods import MethodTable
+from catenary_services.grpc.server.receiving_budget import ReceivingBudget
+from catenary_services.grpc.server.server import MOST_CALLS, GrpcServer
+from catenary_services.http2.limits import ConnectionLimits
 from catenary_services.security.identity import Role, server_name_of
 from catenary_services.security.roles import OpenCallAuthorizer, RoleAuthorizer, RoleCallAuthorizer
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
@@ -24,13 +26,7 @@ from catenary_services.security.tls import ClientSecurity, ServerSecurity
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Default limit of one message. That of gRPC is 4 MiB, less than a batch of images."""
 
-MAX_METADATA_BYTES = 16 * 1024
-"""Bytes of the metadata of one call."""
-MAX_CONNECTIONS = 8_192
-"""The most connections to one port."""
-MAX_CALLS = 1_024
-"""The most concurrent calls on one connection; further calls of a client wait."""
-
+_LIMITS = ConnectionLimits()
 _STATUS = health_pb2.HealthCheckResponse
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -46,28 +42,6 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     # Peers are addressed directly; a proxy for the outside world must not see this traffic.
     ("grpc.enable_http_proxy", 0),
-)
-
-_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Clients may ping every 5 s; faster ones are told "too_many_pings" and dropped.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.max_concurrent_streams", MAX_CALLS),
-    # Bandwidth probing would let strangers send ahead as much as the line carries. Without it a
-    # call gets more than its first window only for a message that somebody has asked for.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", FIRST_WINDOW_BYTES),
-    # Names, keys and trace contexts take a tenth of this.
-    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    # A peer that is silent while connecting is dropped; so is one without calls for ten minutes.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 600_000),
-    # Otherwise two processes started on one port would both succeed and share its connections.
-    ("grpc.so_reuseport", 0),
 )
 
 
@@ -103,7 +77,9 @@ def create_server(
     authorizer: RoleAuthorizer | None = None,
     call_policy: CallPolicy | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-) -> grpc.aio.Server:
+    limits: ConnectionLimits = _LIMITS,
+    most_calls: int = MOST_CALLS,
+) -> GrpcServer:
     """Returns a server that listens nowhere yet; `bind` gives it a port.
 
     The certificate files are read now, so that a wrong path stops the start at once.
@@ -111,40 +87,34 @@ def create_server(
     Args:
         security: Certificates shown to clients and demanded of them.
         authorizer: Restricts callers to `catenary_services.security.roles`; None for a port that
-            checks
-            API keys.
+            checks API keys.
         call_policy: Limits on messages; None for the limit of one message with every method.
         max_message_bytes: Limit of one message.
+        limits: What one peer may do.
+        most_calls: The most concurrent calls.
     """
-    security.server_credentials()
+    security.ssl_context()
     taken = call_policy or CallPolicy(usual_bytes=max_message_bytes)
     call_authorizer = taken.call_authorizer or (
         RoleCallAuthorizer(authorizer) if authorizer is not None else OpenCallAuthorizer()
     )
-    receiving = ReceivingMessages(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one)
-    server = grpc.aio.server(options=[*_SERVER_OPTIONS, *_limits(max_message_bytes)])
-    CallInterceptor(call_authorizer, receiving, taken.most_bytes, taken.usual_bytes).guard(server)
-    return server
+    return GrpcServer(
+        call_authorizer,
+        MethodTable(taken.most_bytes, taken.usual_bytes),
+        ReceivingBudget(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one),
+        limits,
+        longest_answer=max_message_bytes,
+        most_calls=most_calls,
+    )
 
 
-def bind(server: grpc.aio.Server, host: str, port: int, security: ServerSecurity) -> int:
-    """Makes `server` listen and returns the port; for port 0 a free one is chosen.
+def bind(server: GrpcServer, host: str, port: int, security: ServerSecurity) -> int:
+    """Gives `server` a port and returns it; for port 0 a free one is chosen.
 
     Raises:
         Unavailable: The address is in use or does not belong to this machine.
     """
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    credentials = security.server_credentials()
-    try:
-        if credentials is None:
-            bound = server.add_insecure_port(address)
-        else:
-            bound = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise Unavailable(f"cannot listen on {address}") from error
-    if bound == 0:
-        raise Unavailable(f"cannot listen on {address}")
-    return bound
+    return server.bind(host, port, security)
 
 
 def _limits(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
@@ -224,7 +194,7 @@ class HealthSwitch(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
 
 def enable_health_and_reflection(
-    server: grpc.aio.Server, services: Sequence[ServiceDescriptor]
+    server: GrpcServer, services: Sequence[ServiceDescriptor]
 ) -> HealthSwitch:
     """Adds health and reflection to a server that has not started yet.
 
@@ -242,10 +212,10 @@ def enable_health_and_reflection(
         health_pb2.DESCRIPTOR.services_by_name["Health"],
         reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
     ]
-    reflection.enable_server_reflection(
-        [service.full_name for service in shown],
-        server,
-        pool=_joint_pool(service.file for service in shown),
+    names = [service.full_name for service in shown]
+    pool = _joint_pool(service.file for service in shown)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+        reflection.aio.ReflectionServicer(names, pool=pool), server
     )
     return switch
 

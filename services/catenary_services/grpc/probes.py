@@ -18,7 +18,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from catenary_services.grpc.grpc_kit import HealthSwitch, bind
+from catenary_services.grpc.grpc_kit import HealthSwitch, bind, create_server
+from catenary_services.grpc.server.server import GrpcServer
 from catenary_services.security.tls import ServerSecurity
 
 LIVE, READY, LEADER = "live", "ready", "leader"
@@ -38,7 +39,7 @@ class Probes(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         ready = HealthSwitch(())
         self._switches = {name: HealthSwitch((name,)) for name in (LIVE, *more)}
         self._switches |= {"": ready, READY: HealthSwitch((READY,))}
-        self._server: grpc.aio.Server | None = None
+        self._server: GrpcServer | None = None
         self._watchers = 0
 
     async def start(self, host: str, port: int) -> int:
@@ -51,12 +52,10 @@ class Probes(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             Unavailable: The address is in use or does not belong to this machine.
         """
         self._switches[LIVE].set_serving(True)
-        # Without this, a port that is in use would be shared silently.
-        server = grpc.aio.server(
-            options=[("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=_MOST_CALLS
-        )
+        security = ServerSecurity(insecure=True)
+        server = create_server(security, most_calls=_MOST_CALLS)
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
-        bound = bind(server, host, port, ServerSecurity(insecure=True))
+        bound = bind(server, host, port, security)
         await server.start()
         self._server = server
         return bound

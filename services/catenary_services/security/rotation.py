@@ -56,7 +56,7 @@ class TlsMaterial:
 class WatchedFiles:
     """Certificate, key and authorities of one process.
 
-    Thread-safe, because gRPC calls from its threads.
+    Thread-safe, because files are read and examined on several threads.
     """
 
     def __init__(self, cert: Path | None, key: Path | None, authorities: Path | None) -> None:
@@ -66,7 +66,7 @@ class WatchedFiles:
         self._material: TlsMaterial | None = None
         self._seen: _Stamp = ()
         self._warned_s = -_WARN_EVERY_S
-        self._contexts: dict[tuple[bool, bool, bool], tuple[int, ssl.SSLContext]] = {}
+        self._contexts: dict[tuple[bool, bool, bool, str | None], tuple[int, ssl.SSLContext]] = {}
         """Contexts by kind, each with the number of the material it was made of."""
 
     def current(self) -> TlsMaterial:
@@ -79,7 +79,12 @@ class WatchedFiles:
             return self._current()
 
     def context(
-        self, *, server: bool, checks_name: bool = True, needs_client: bool = True
+        self,
+        *,
+        server: bool,
+        checks_name: bool = True,
+        needs_client: bool = True,
+        speaks: str | None = None,
     ) -> ssl.SSLContext:
         """Returns an SSL context of the material in force; a new one after each change.
 
@@ -88,36 +93,44 @@ class WatchedFiles:
             checks_name: Whether a server's certificate must have the name by which the server is
                 called.
             needs_client: Whether a client must show a certificate; otherwise it may.
+            speaks: The protocol by its name for ALPN; None to name none.
 
         Raises:
             InvalidInput: The files were never good.
         """
         with self._lock:
             material = self._current()
-            kind = (server, checks_name, needs_client)
+            kind = (server, checks_name, needs_client, speaks)
             made = self._contexts.get(kind)
             if made is None or made[0] != material.number:
                 made = material.number, _context_of(material, server=server)
                 made[1].check_hostname = checks_name and not server
                 if server and not needs_client:
                     made[1].verify_mode = ssl.CERT_OPTIONAL
+                if speaks is not None:
+                    made[1].set_alpn_protocols([speaks])
                 self._contexts[kind] = made
             return made[1]
 
-    def listening_context(self) -> ssl.SSLContext:
+    def listening_context(self, speaks: str | None = None) -> ssl.SSLContext:
         """Returns a context for a listening socket, which always uses the material in force.
 
         A server keeps the context it was started with. This one therefore passes every new
         connection on to the newest context; OpenSSL calls back for that whether or not the client
         names a server.
 
+        Args:
+            speaks: The protocol by its name for ALPN; None to name none.
+
         Raises:
             InvalidInput: The files are not good.
         """
         outer = _context_of(self.current(), server=True)
+        if speaks is not None:
+            outer.set_alpn_protocols([speaks])
 
         def hand_over(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
-            connection.context = self.context(server=True)
+            connection.context = self.context(server=True, speaks=speaks)
 
         outer.sni_callback = hand_over
         return outer

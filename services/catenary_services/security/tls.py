@@ -63,29 +63,16 @@ class ServerSecurity:
         """The files, read again whenever they change."""
         return watched_files(self.cert_file, self.key_file, self.ca_file)
 
-    def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Returns gRPC credentials, None without TLS.
+    def ssl_context(self, speaks: str | None = None) -> ssl.SSLContext | None:
+        """Returns a context for listening sockets, None without TLS.
 
-        Raises:
-            InvalidInput: The files are not good. gRPC would notice that at the first handshake, and
-                only its own log would tell.
-        """
-        if self.insecure:
-            return None
-        newest = _Newest(self.files)
-        return grpc.dynamic_ssl_server_credentials(
-            newest.configuration(),
-            newest.changed,  # type: ignore[arg-type]  # the stubs forget that None is allowed
-            require_client_authentication=self.ca_file is not None,
-        )
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """Returns a context for listening sockets (HTTP, frames), None without TLS.
+        Args:
+            speaks: The protocol by its name for ALPN; None to name none.
 
         Raises:
             InvalidInput: The files are not good.
         """
-        return None if self.insecure else self.files.listening_context()
+        return None if self.insecure else self.files.listening_context(speaks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,27 +168,3 @@ def _own_pair(settings: ProcessSettings) -> tuple[Path, Path]:
     if key is None:
         raise InvalidInput("tls_key_file", "not set, but tls_cert_file is")
     return cert, key
-
-
-class _Newest:
-    """Certificates for gRPC, which asks at every handshake whether they have changed."""
-
-    def __init__(self, files: WatchedFiles) -> None:
-        self._files = files
-        self._number = 0
-
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Returns the certificates in force."""
-        material = self._files.current()
-        assert material.key is not None
-        assert material.chain is not None
-        self._number = material.number
-        return grpc.ssl_server_certificate_configuration(
-            [(material.key, material.chain)], root_certificates=material.authorities
-        )
-
-    def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Returns the certificates in force if they have changed since the last call, else None."""
-        if self._files.current().number == self._number:
-            return None
-        return self.configuration()

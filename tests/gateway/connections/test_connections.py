@@ -15,7 +15,7 @@ import pytest
 from catenary_gateway.endpoints import http_bodies
 from catenary_gateway.endpoints.connections import http_connection
 from catenary_services.security.key_file import add_key
-from catenary_services.transport.tcp.tcp_listener import TcpListener
+from catenary_services.tcp_listener import TcpListener
 from certificates import Certificates
 from gateway_harness import Stage, stage
 from http_texts import INFER, INFER_FREE, LIVE, answer_from, chunked, posted, toy, toy_body

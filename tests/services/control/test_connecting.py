@@ -23,8 +23,8 @@ from catenary_services.errors import (
 )
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
+from catenary_services.tcp_listener import TcpListener
 from catenary_services.transport.frames import MessageKind
-from catenary_services.transport.tcp.tcp_listener import TcpListener
 from shared_helpers.control_streams import ScriptedEnd, ScriptedEndpoint, opened, talking
 from tests.support.certificates import Certificates
 

@@ -26,6 +26,7 @@ from catenary_services.grpc.grpc_kit import (
     enable_health_and_reflection,
     open_channel,
 )
+from catenary_services.grpc.server.server import GrpcServer
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 
 OPEN_SERVER, OPEN_CLIENT = ServerSecurity(insecure=True), ClientSecurity(insecure=True)
@@ -39,7 +40,7 @@ STATUS = health_pb2.HealthCheckResponse
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[int, HealthSwitch, grpc.aio.Server]]:
+async def serving() -> AsyncIterator[tuple[int, HealthSwitch, GrpcServer]]:
     server = create_server(OPEN_SERVER)
     switch = enable_health_and_reflection(server, SERVICES)
     port = bind(server, "127.0.0.1", 0, OPEN_SERVER)
@@ -51,7 +52,7 @@ async def serving() -> AsyncIterator[tuple[int, HealthSwitch, grpc.aio.Server]]:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[grpc.aio.Channel, HealthSwitch, grpc.aio.Server]]:
+async def connected() -> AsyncIterator[tuple[grpc.aio.Channel, HealthSwitch, GrpcServer]]:
     async with serving() as (port, switch, server):
         channel = open_channel(f"127.0.0.1:{port}", OPEN_CLIENT)
         yield channel, switch, server
@@ -234,13 +235,3 @@ async def test_proxy_settings_of_the_machine_are_ignored(monkeypatch: pytest.Mon
     monkeypatch.delenv("NO_PROXY", raising=False)
     async with connected() as (channel, _, _server):
         assert await check(health_pb2_grpc.HealthStub(channel)) == STATUS.NOT_SERVING
-
-
-async def test_a_server_awaits_calls_of_all_methods_at_once() -> None:
-    # gRPC has a task for each registered method, and looks through all of them with every call.
-    async with connected() as (channel, switch, _):
-        switch.set_serving(True)
-        assert await check(health_pb2_grpc.HealthStub(channel)) == STATUS.SERVING
-        running = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-        # The others would be named `AioServer._request_registered_call`.
-        assert [name for name in running if "._request" in name] == ["AioServer._request_call"]

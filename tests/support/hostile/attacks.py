@@ -35,7 +35,7 @@ _SAID = (
     ("had to be refused", "QUOTA_EXCEEDED"),
     ("quota", "QUOTA_EXCEEDED"),
     ("has more than", "PAYLOAD_TOO_LARGE"),
-    ("larger than max", "PAYLOAD_TOO_LARGE"),
+    ("are accepted", "PAYLOAD_TOO_LARGE"),
     ("arrive in time", "DEADLINE_EXCEEDED"),
 )
 _BOMB = b'{"inputs":[' + b"[]," * 2_600_000 + b"[]]}"
@@ -103,8 +103,8 @@ class HalfSent:
             (":method", "POST"),
             (":scheme", "http"),
             (":path", path),
-            *headers,
             (":authority", self._host),
+            *headers,
             ("content-type", "application/grpc"),
             ("te", "trailers"),
         )

@@ -17,8 +17,8 @@ from catenary_services.grpc.error_tables import abort, error_of_exception
 from catenary_services.grpc.grpc_kit import open_channel
 from catenary_services.security.identity import Role
 from catenary_services.security.tls import ClientSecurity
+from catenary_services.tcp_listener import TcpListener
 from catenary_services.transport.frames import MessageKind
-from catenary_services.transport.tcp.tcp_listener import TcpListener
 
 _UP = {
     scheduler_pb2.CONTROL_ROLE_GATEWAY: scheduler_pb2.GatewayMessages,

@@ -24,10 +24,12 @@ from catenary_services.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from catenary_services.grpc.grpc_intake import CallInterceptor
-from catenary_services.grpc.grpc_receiving import ReceivingMessages
+from catenary_services.grpc.grpc_kit import bind, create_server
+from catenary_services.grpc.server.call_policy import CallPolicy
+from catenary_services.grpc.server.server import GrpcServer
+from catenary_services.http2.limits import ConnectionLimits
 from catenary_services.security.identity import peer_identity
-from catenary_services.security.roles import RoleAuthorizer, RoleCallAuthorizer
+from catenary_services.security.roles import RoleAuthorizer
 from catenary_services.transport.exchange import (
     EMPTY,
     HANDSHAKE_S,
@@ -63,20 +65,14 @@ _CREDIT_EVERY_BYTES = 1 << 20
 _MAX_CONNECTIONS = 1024
 STALLED_S = 30.0
 """A frame of which nothing arrives for so long is given up together with its connection."""
-_SERVER_OPTIONS = [
-    ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
-    ("grpc.max_send_message_length", CHUNK_BYTES),
-    ("grpc.so_reuseport", 0),
+_LIMITS = ConnectionLimits(
+    most_streams=4,
     # A sender may send ahead one chunk before it is known, and later what is asked for.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", CHUNK_BYTES),
-    ("grpc.max_concurrent_streams", 4),
-    ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
-    ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-]
+    first_window=CHUNK_BYTES,
+    ping_after_s=5.0,
+    ping_answer_s=3.0,
+    ping_every_s=1.0,
+)
 
 
 class GrpcEndpoint:
@@ -87,7 +83,7 @@ class GrpcEndpoint:
         self._settings = settings
         self._send_pool = MemoryPool(settings.send_bytes, private_segment)
         self._receive_pool = MemoryPool(settings.receive_bytes, private_segment)
-        self._server: grpc.aio.Server | None = None
+        self._server: GrpcServer | None = None
         self._port = 0
         self._handler: FrameHandler | None = None
         self._links: set[GrpcLink] = set()
@@ -103,24 +99,25 @@ class GrpcEndpoint:
         self._handler = handler
         security = self._settings.security.server
         authorizer = RoleAuthorizer(security.cluster, insecure=security.insecure)
-        receiving = ReceivingMessages(self._settings.receive_bytes)
-        interceptor = CallInterceptor(
-            RoleCallAuthorizer(authorizer), receiving, {}, 4 * CHUNK_BYTES
+        receive_bytes = self._settings.receive_bytes
+        server = create_server(
+            security,
+            authorizer=authorizer,
+            call_policy=CallPolicy(
+                usual_bytes=4 * CHUNK_BYTES,
+                receiving_bytes=receive_bytes,
+                receiving_bytes_of_one=receive_bytes // 2,
+            ),
+            max_message_bytes=CHUNK_BYTES,
+            limits=_LIMITS,
         )
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        interceptor.guard(server)
         frames: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._serve
         )
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: frames}),)
         )
-        target = host_port(self._settings.host, self._settings.grpc_port)
-        credentials = self._settings.security.server.server_credentials()
-        if credentials is None:
-            self._port = server.add_insecure_port(target)
-        else:
-            self._port = server.add_secure_port(target, credentials)
+        self._port = bind(server, self._settings.host, self._settings.grpc_port, security)
         await server.start()
         self._server = server
 

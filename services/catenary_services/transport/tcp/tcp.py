@@ -13,6 +13,7 @@ from functools import partial
 from catenary_services.addresses import host_port
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 from catenary_services.security.identity import identity_of_socket
+from catenary_services.tcp_listener import TcpListener
 from catenary_services.transport.acknowledgements import Lost
 from catenary_services.transport.exchange import (
     MemoryFrame,
@@ -36,7 +37,6 @@ from catenary_services.transport.interface import (
 from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
 from catenary_services.transport.memory_link import StreamLink
 from catenary_services.transport.settings import TransportSettings, host_id
-from catenary_services.transport.tcp.tcp_listener import TcpListener
 from catenary_services.transport.tcp.tcp_stream import TcpStream
 
 _CAPABILITIES = Capabilities(transport="tcp", same_host=False)

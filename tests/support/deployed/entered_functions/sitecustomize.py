@@ -25,7 +25,7 @@ TIMERS = frozenset(
         "Authorizer.watch",
         "ConnectionWatcher._watch",
         "LoopLag._look",
-        "ReceivingMessages._look",
+        "GrpcServer._look",
     }
 )
 """Functions that run again and again whether or not there are requests. What they enter is of no

@@ -50,6 +50,7 @@ class ListenerLimits:
     """Seconds within which the first byte must arrive and the connection must have its turn."""
 
 
+Address = tuple[socket.AddressFamily, str]
 MakeProtocol = Callable[[Callable[[], None]], asyncio.BaseProtocol]
 """A factory of protocols. Its argument is a function that the protocol calls once its peer is
 known, or once it is certain that there is none."""
@@ -101,22 +102,51 @@ class TcpListener:
         Raises:
             Unavailable: The address is in use or does not belong to this machine.
         """
+        kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
         try:
-            found = await self._loop.getaddrinfo(
-                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, _, _, _, (name, *_) in dict.fromkeys(found):
+            found = await self._loop.getaddrinfo(host or None, port, type=kind, flags=flags)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        addresses = [(family, str(name)) for family, _, _, _, (name, *_) in found]
+        bound = self.bind(host, port, addresses)
+        self.listen()
+        return bound
+
+    def bind(self, host: str, port: int, addresses: Sequence[Address] = ()) -> int:
+        """Takes the port, and returns it; for port 0 a free one is chosen.
+
+        Args:
+            host: The name or address to listen on.
+            port: The port.
+            addresses: Those of `host`; without any they are looked up, which may take a while.
+
+        Raises:
+            Unavailable: The address is in use or does not belong to this machine.
+        """
+        try:
+            if not addresses:
+                kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
+                found = socket.getaddrinfo(host or None, port, type=kind, flags=flags)
+                addresses = [(family, str(name)) for family, _, _, _, (name, *_) in found]
+            for family, name in dict.fromkeys(addresses):
                 # All addresses of one name are listened on at the port that the first one got.
                 chosen = self._sockets[0].getsockname()[1] if self._sockets else port
-                listening = socket.create_server((name, chosen), family=family, backlog=BACKLOG)
+                # "::" stands for all addresses, unless IPv4 is listened on by itself.
+                both = name == "::" and len(addresses) == 1 and socket.has_dualstack_ipv6()
+                listening = socket.create_server(
+                    (name, chosen), family=family, backlog=BACKLOG, dualstack_ipv6=both
+                )
                 listening.setblocking(False)
                 self._sockets.append(listening)
         except OSError as error:
             self.close()
-            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            raise _cannot_listen(host, port, error) from error
+        return int(self._sockets[0].getsockname()[1])
+
+    def listen(self) -> None:
+        """Begins to take connections at the port."""
         for listening in self._sockets:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
-        return int(self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Stops listening, and drops every connection whose peer is not known."""
@@ -134,7 +164,7 @@ class TcpListener:
             try:
                 sock, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:  # no descriptors are left; wait until others are closed
                 _log.error("accept_failed", error=str(error))
                 self._loop.remove_reader(listening.fileno())
@@ -146,7 +176,7 @@ class TcpListener:
                 self._drop(self._least_wanted(list(self._waiting.values())))
             self._waiting[sock] = connection
             self._loop.add_reader(sock.fileno(), self._spoke, connection)
-        if self._timer is None:
+        if self._timer is None and self._waiting:
             self._look_soon()
 
     def _accept_again(self, listening: socket.socket) -> None:
@@ -260,6 +290,10 @@ class TcpListener:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(connection.sock.fileno())
             connection.sock.close()
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
+    return Unavailable(f"cannot listen on {host}:{port}: {error.strerror}")
 
 
 def too_slow(

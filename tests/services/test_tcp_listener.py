@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_services.transport.tcp.tcp_listener import OPEN_S, too_slow
+from catenary_services.tcp_listener import OPEN_S, ListenerLimits, TcpListener, too_slow
 
 SOURCES = st.sampled_from(["a", "b", "c", "d"])
 
@@ -41,3 +44,16 @@ class TestTooSlow:
                 older = other_since_s <= since_s
                 if at in given_up and older and counts[other_source] >= counts[source]:
                     assert other in given_up
+
+
+async def test_a_connection_that_says_nothing_is_dropped_even_if_no_other_follows() -> None:
+    listener = TcpListener(_nobody, None, limits=ListenerLimits(wait_s=0.2))
+    port = await listener.start("127.0.0.1", 0)
+    reader, _ = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    listener.close()
+
+
+def _nobody(settled: Callable[[], None]) -> asyncio.BaseProtocol:
+    raise AssertionError("a silent connection has no protocol")

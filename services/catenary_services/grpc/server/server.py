@@ -1,0 +1,197 @@
+"""A server of gRPC on one port, or several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import grpc
+
+from catenary_services.grpc.server.call_policy import CallAuthorizer
+from catenary_services.grpc.server.connection import CallConnection
+from catenary_services.grpc.server.methods import MethodTable
+from catenary_services.grpc.server.receiving_budget import ReceivingBudget
+from catenary_services.grpc.server.request_head import RequestHead
+from catenary_services.http2.connection import StreamOpener
+from catenary_services.http2.limits import ConnectionLimits
+from catenary_services.http2.protocol import ConnectionProtocol
+from catenary_services.log import get_logger
+from catenary_services.security.tls import ServerSecurity
+from catenary_services.tcp_listener import ListenerLimits, TcpListener
+
+MAX_CONNECTIONS = 8_192
+"""The most connections to one server."""
+MOST_CALLS = 1 << 20
+"""The most concurrent calls of a server, where nothing else is set."""
+_LOOK_S = 0.5
+_FLUSH_S = 0.2
+"""Seconds within which a peer must take the last answers when the server stops."""
+_LISTENER_LIMITS = ListenerLimits(most_waiting=2_048, most_opening=128, wait_s=10.0)
+_FIRST_BYTE = b"P"
+"""The beginning of all that clients of HTTP/2 send."""
+
+_log = get_logger("catenary_services.grpc")
+
+
+class GrpcServer:
+    """A server, to which servicers are added before it starts.
+
+    Attributes:
+        call_authorizer: Decides which calls are admitted.
+        methods: What is served.
+        budget: The room for messages that are arriving.
+        limits: What a peer may do.
+        longest_answer: The longest message in bytes that is sent.
+        most_calls: The most concurrent calls.
+        most_connections: The most connections.
+        calls: The number of calls that are worked on.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        call_authorizer: CallAuthorizer,
+        methods: MethodTable,
+        budget: ReceivingBudget,
+        limits: ConnectionLimits,
+        *,
+        longest_answer: int,
+        most_calls: int = MOST_CALLS,
+        most_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        """Creates a server without ports."""
+        self.call_authorizer = call_authorizer
+        self.methods = methods
+        self.budget = budget
+        self.limits = limits
+        self.longest_answer = longest_answer
+        self.most_calls = most_calls
+        self.calls = 0
+        self.most_connections = most_connections
+        self._connections: dict[CallConnection, None] = {}
+        self._listeners: list[TcpListener] = []
+        self._refused = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+        self._moved = asyncio.Event()
+
+    @property
+    def connections(self) -> int:
+        """The number of connections."""
+        return len(self._connections)
+
+    def add(self, servicer: object, register: Callable[[Any, Any], None]) -> None:
+        """Adds a servicer by the function that was generated for its service."""
+        register(servicer, self)
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Adds the handlers of a service."""
+        self.methods.add(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Does nothing: generated code adds the same as generic handlers."""
+
+    def bind(self, host: str, port: int, security: ServerSecurity) -> int:
+        """Takes a port, and returns it; for port 0 a free one is chosen.
+
+        Raises:
+            Unavailable: The address is in use or does not belong to this machine.
+            InvalidInput: The files of certificates are not good.
+        """
+        listener = TcpListener(
+            self._connected, security.ssl_context("h2"), _FIRST_BYTE, _LISTENER_LIMITS
+        )
+        bound = listener.bind(host, port)
+        self._listeners.append(listener)
+        return bound
+
+    async def start(self) -> None:
+        """Begins to take connections."""
+        for listener in self._listeners:
+            listener.listen()
+        self._look()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Takes no further calls, and ends those that are not over within `grace` seconds.
+
+        Idempotent.
+        """
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for connection in list(self._connections):
+            connection.leave()
+        await self._until(lambda: not self.calls, grace or 0.0)
+        tasks = [task for each in self._connections for task in each.tasks()]
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._until(lambda: not self._connections, _FLUSH_S)
+        for connection in list(self._connections):
+            connection.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._ended.set()
+
+    def call_left(self) -> None:
+        """Learns that a call is over."""
+        self.calls -= 1
+        self._moved.set()
+
+    async def _until(self, is_reached: Callable[[], bool], seconds: float) -> None:
+        """Waits until something holds of the calls or the connections, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not is_reached():
+                    self._moved.clear()
+                    await self._moved.wait()
+
+    async def wait_for_termination(self) -> None:
+        """Waits until the server was stopped."""
+        await self._ended.wait()
+
+    # ---- connections ----
+
+    def open(self, connection: ConnectionProtocol[RequestHead]) -> CallConnection:
+        """Returns who takes the calls of a connection."""
+        return CallConnection(self, connection)
+
+    def made(self, opener: StreamOpener[RequestHead]) -> None:
+        """Counts a connection."""
+        assert isinstance(opener, CallConnection)
+        self._connections[opener] = None
+
+    def lost(self, opener: StreamOpener[RequestHead]) -> None:
+        """Forgets a connection."""
+        assert isinstance(opener, CallConnection)
+        self._connections.pop(opener, None)
+        self._moved.set()
+
+    def _connected(self, settled: Callable[[], None]) -> asyncio.BaseProtocol:
+        if len(self._connections) >= self.most_connections:
+            settled()
+            self._refused += 1
+            return _Refusal()
+        protocol: ConnectionProtocol[RequestHead] = ConnectionProtocol(self, self.limits, settled)
+        return protocol
+
+    def _look(self) -> None:
+        """Looks after everything that may take too long."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_LOOK_S, self._look)  # whatever happens now
+        now_s = loop.time()
+        for connection in list(self._connections):
+            connection.look(now_s)
+        self.budget.look(now_s)
+        if self._refused:
+            refused, self._refused = self._refused, 0
+            _log.warning("connections_dropped", count=refused, most=self.most_connections)
+
+
+class _Refusal(asyncio.Protocol):
+    """The protocol of a connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()

@@ -1,0 +1,154 @@
+"""The bytes of a peer cut into frames, however they come; blocks of headers joined from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from catenary_services.http2 import frames
+from catenary_services.http2.flood_limit import FloodLimit
+from catenary_services.http2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    FRAME_BYTES,
+    FRAME_SIZE_ERROR,
+    HAS_PRIORITY,
+    HEAD_BYTES,
+    LARGEST_WINDOW,
+    PADDED,
+    PREFACE,
+    PROTOCOL_ERROR,
+    WORD,
+    ConnectionViolation,
+)
+from catenary_services.http2.limits import BLOCK_BYTES, BLOCK_FRAMES, COST_OF_FRAME
+
+_head_at = frames.HEAD.unpack_from
+_word_at = WORD.unpack_from
+OnData = Callable[[int, int, bytes, int, int], None]
+"""Takes the flags and the stream of a frame of data, and where its payload lies in which bytes."""
+OnFrame = Callable[[int, int, int, bytes], None]
+"""Takes kind, flags, stream and payload of a frame."""
+
+
+class HeaderFrames:
+    """The blocks of headers of one peer, of which one may be unfinished.
+
+    Attributes:
+        unfinished: The stream whose block goes on; 0 if none does.
+    """
+
+    __slots__ = ("_bytes", "_flood_limit", "_is_last", "_parts", "_take", "unfinished")
+
+    def __init__(self, take: Callable[[int, bytes, bool], None], flood_limit: FloodLimit) -> None:
+        """Creates a reader.
+
+        Args:
+            take: Gets the stream of a block, the block, and whether nothing follows on the stream.
+            flood_limit: Of the peer.
+        """
+        self._take = take
+        self._flood_limit = flood_limit
+        self.unfinished = 0
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        self._is_last = False
+
+    def on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        """Takes the first frame of a block, which mostly is the whole.
+
+        Raises:
+            ConnectionViolation: It is no such frame, or what `take` raises.
+        """
+        if not number & 1:
+            raise ConnectionViolation(PROTOCOL_ERROR, "the number of a stream is wrong")
+        begin, end = 0, len(payload)
+        if flags & PADDED:
+            self._flood_limit.spend(COST_OF_FRAME)
+            begin = 1
+            end -= payload[0] if payload else 1
+        if flags & HAS_PRIORITY:
+            if end - begin >= 5 and _word_at(payload, begin)[0] & LARGEST_WINDOW == number:
+                raise ConnectionViolation(PROTOCOL_ERROR, "a stream depends on itself")
+            begin += 5
+        if begin > end:
+            raise ConnectionViolation(PROTOCOL_ERROR, "more padding than there is frame")
+        block = payload[begin:end] if begin or end < len(payload) else payload
+        if flags & END_HEADERS:
+            self._take(number, block, bool(flags & END_STREAM))
+        else:
+            self._parts, self._bytes = [block], len(block)
+            self.unfinished, self._is_last = number, bool(flags & END_STREAM)
+
+    def on_continuation(self, flags: int, payload: bytes) -> None:
+        """Takes a further frame of the unfinished block.
+
+        Raises:
+            ConnectionViolation: There is none, or it is too long, or what `take` raises.
+        """
+        if not self.unfinished:
+            raise ConnectionViolation(PROTOCOL_ERROR, "a continuation of nothing")
+        self._parts.append(payload)
+        self._bytes += len(payload)
+        if self._bytes > BLOCK_BYTES or len(self._parts) > BLOCK_FRAMES:
+            raise ConnectionViolation(ENHANCE_YOUR_CALM, "the headers are too large")
+        if flags & END_HEADERS:
+            number, self.unfinished = self.unfinished, 0
+            block, self._parts = b"".join(self._parts), []
+            self._take(number, block, self._is_last)
+
+
+class FrameReader:
+    """The reader of one connection, which keeps what is no whole frame yet."""
+
+    __slots__ = ("_has_preface", "_headers", "_on_data", "_on_frame", "_rest")
+
+    def __init__(self, on_data: OnData, on_frame: OnFrame, headers: HeaderFrames) -> None:
+        """Creates a reader of a connection that has not begun.
+
+        Args:
+            on_data: Takes frames of data.
+            on_frame: Takes all others.
+            headers: Says whether a block of headers is unfinished, which nothing may interrupt.
+        """
+        self._on_data = on_data
+        self._on_frame = on_frame
+        self._headers = headers
+        self._rest = b""
+        self._has_preface = False
+
+    def receive(self, data: bytes) -> None:
+        """Takes bytes, and hands on every frame that is whole by now.
+
+        Raises:
+            ConnectionViolation: They are not HTTP/2, or what a taker of frames raises.
+        """
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        at, end = 0, len(data)
+        if not self._has_preface:
+            if data[: len(PREFACE)] != PREFACE[:end]:
+                raise ConnectionViolation(PROTOCOL_ERROR, "this port speaks HTTP/2 only")
+            if end < len(PREFACE):
+                self._rest = data
+                return
+            self._has_preface, at = True, len(PREFACE)
+        headers, on_data = self._headers, self._on_data
+        while end - at >= HEAD_BYTES:
+            word, flags, number = _head_at(data, at)
+            size, kind = word >> 8, word & 0xFF
+            if size > FRAME_BYTES:
+                raise ConnectionViolation(FRAME_SIZE_ERROR, "a frame is too long")
+            begin = at + HEAD_BYTES
+            if begin + size > end:
+                break
+            at = begin + size
+            number &= LARGEST_WINDOW
+            if headers.unfinished and (kind != frames.CONTINUATION or number != headers.unfinished):
+                raise ConnectionViolation(PROTOCOL_ERROR, "a block of headers is interrupted")
+            if kind == frames.DATA:
+                on_data(flags, number, data, begin, at)
+            else:
+                self._on_frame(kind, flags, number, data[begin:at])
+        if at < end:
+            self._rest = data[at:]
