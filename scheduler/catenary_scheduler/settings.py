@@ -295,7 +295,7 @@ class SchedulerSettings(ProcessSettings):
     load_timeout_s: float = Field(
         default=120.0,
         gt=0.0,
-        description="An order to load that is not answered by then has "
+        description="An order to load of whose progress nothing is heard for so long has "
         "failed; others serve the model if they can, and the agent is asked again.",
     )
     lease_s: float = Field(

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from catenary_agent.engines.engine_child import NO_ENGINE, SAID
@@ -47,6 +48,18 @@ _POLL_S = 0.1
 _END_S = 5.0
 _LONGEST_FOLDER = 107 - len("/engine-01234567/engine.sock")
 """Bytes of a folder's path below which an address of a socket, which holds 107, has room."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPatience:
+    """The limits on waiting for an engine that starts."""
+
+    silence_s: float
+    """Seconds for which nothing may be heard of it."""
+    stopping: threading.Event
+    """Set if nobody needs the engine any more."""
+    progressed: Callable[[], None]
+    """Called when something was heard."""
 
 
 class EngineChild:
@@ -107,31 +120,26 @@ class EngineChild:
         """The id of the process; 0 before it is started."""
         return self._process.pid if self._process is not None else 0
 
-    def wait(
-        self, is_ready: Callable[[], bool], silence_s: float, stopping: threading.Event
-    ) -> None:
-        """Returns when the engine is ready.
-
-        Args:
-            is_ready: Asked again and again.
-            silence_s: Seconds for which the engine may print nothing.
-            stopping: Set if nobody needs the engine any more.
+    def wait(self, is_ready: Callable[[], bool], patience: StartPatience) -> None:
+        """Returns when the engine is ready, which is asked again and again.
 
         Raises:
-            Unavailable: Nobody does.
+            Unavailable: Nobody needs the engine any more.
             NotSupported: The engine is not installed.
             InternalError: The process ended, or has said nothing for too long.
         """
-        self.heard_s = time.monotonic()
+        told_s = self.heard_s = time.monotonic()
         while not is_ready():
             if self._is_over.wait(_POLL_S):
                 raise self._failure()
-            if stopping.is_set():
+            if self.heard_s > told_s:
+                told_s = self.heard_s
+                patience.progressed()
+            if patience.stopping.is_set():
                 raise Unavailable("this agent is stopping")
-            if time.monotonic() - self.heard_s > silence_s:
-                raise InternalError(
-                    f"the engine has said nothing for {silence_s:g} s while it started: {self.last}"
-                )
+            if time.monotonic() - self.heard_s > patience.silence_s:
+                silent = f"has said nothing for {patience.silence_s:g} s while it started"
+                raise InternalError(f"the engine {silent}: {self.last}")
 
     @property
     def last(self) -> str:

@@ -27,6 +27,7 @@ from catenary_services.errors import CatenaryError, InternalError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
+    from catenary_agent.engines.child import StartPatience
     from catenary_agent.engines.client import EngineClient
     from catenary_agent.engines.requests import EngineBooking, EngineProtocol, EngineTokens
 
@@ -63,8 +64,7 @@ class EngineTimer:
         protocol: EngineProtocol,
         booking: EngineBooking,
         vocabulary_size: int,
-        silence_s: float,
-        stopping: threading.Event,
+        patience: StartPatience,
     ) -> None:
         """Measures nothing yet.
 
@@ -73,16 +73,14 @@ class EngineTimer:
             protocol: Its protocol.
             booking: The room that the engine has.
             vocabulary_size: Number of the model's tokens.
-            silence_s: Seconds for which nothing may come before the engine is given up.
-            stopping: Set if nobody needs the engine any more.
+            patience: How long the engine is waited for.
         """
         self._client = client
         self._protocol = protocol
         self._booking = booking
         self._random = np.random.default_rng(0)
         self._vocabulary_size = vocabulary_size
-        self._silence_s = silence_s
-        self._stopping = stopping
+        self._patience = patience
         self._changed = threading.Condition()
         self._came: dict[EngineStream, list[int]] = {}
         self._over = 0
@@ -196,11 +194,12 @@ class EngineTimer:
             while self._over < count and self._error is None:
                 if self._changed.wait(_POLL_S):
                     heard_s = time.monotonic()
-                elif self._stopping.is_set():
+                    self._patience.progressed()
+                elif self._patience.stopping.is_set():
                     self._error = Unavailable("this agent is stopping")
-                elif time.monotonic() - heard_s > self._silence_s:
+                elif time.monotonic() - heard_s > self._patience.silence_s:
                     self._error = InternalError(
-                        f"the engine has generated nothing for {self._silence_s:g} s"
+                        f"the engine has generated nothing for {self._patience.silence_s:g} s"
                     )
         if self._error is not None:
             for stream in streams:

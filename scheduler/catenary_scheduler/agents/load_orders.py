@@ -111,12 +111,15 @@ class LoadOrders:
                     problem = f"it was not done within {self._timeout_s:g} s"
                     self.failed(agent, partition, problem, now_s)
 
-    def progressed(self, agent: AgentId, model: ModelKey, now_s: float) -> None:
-        """Notes that an agent is fetching a model's files: its orders have their whole time yet."""
+    def progressed(self, agent: AgentId, model: ModelKey, since_s: float) -> None:
+        """Notes that an agent made progress with a model: its orders count from that moment.
+
+        It fetches the model's files, or loads them, as an engine that says how it starts.
+        """
         for partition, order in self._orders.get(agent, {}).items():
-            if order.open and partition.model == model:
-                order.since_s = now_s
-                order.again_s = now_s + self._timeout_s
+            if order.open and partition.model == model and since_s > order.since_s:
+                order.since_s = since_s
+                order.again_s = since_s + self._timeout_s
 
     def loaded(self, agent: AgentId, partition: PartitionKey) -> None:
         """Handles an order that was carried out."""

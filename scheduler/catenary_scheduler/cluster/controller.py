@@ -260,6 +260,10 @@ class ClusterController:
                 self._orders.progressed(record.agent.agent_id, each.model, now_s)
                 self._rollouts.progressed(now_ns())
 
+    def loads(self, record: AgentState, model: ModelKey, since_s: float) -> None:
+        """Notes that an agent loads a model, and since when without progress."""
+        self._orders.progressed(record.agent.agent_id, model, since_s)
+
     def partition_lost(self, agent_id: AgentId, key: PartitionKey) -> None:
         """Notes that an agent does not host a partition after all; it is loaded again."""
         self._hosting.lost(agent_id, key)

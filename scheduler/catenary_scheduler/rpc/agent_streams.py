@@ -286,6 +286,10 @@ class AgentStreams:
         if beat.fetches or record.fetches:
             told = [_fetch(each) for each in beat.fetches]
             self._cluster.fetches(record, told, time.monotonic())
+        for step in beat.steps:
+            if step.kind == scheduler_pb2.STEP_KIND_LOADING and step.HasField("partition"):
+                model = ModelKey(step.partition.model, step.partition.model_version)
+                self._cluster.loads(record, model, time.monotonic() - step.age_ns / 1e9)
         agent_id, session = record.agent.agent_id, record.session
         why = self._deps.stuck.heard(agent_id, beat)
         if not why or session is None:

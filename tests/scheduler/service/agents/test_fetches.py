@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from catenary_protos.catenary.v1 import admin_pb2, scheduler_pb2
@@ -75,6 +76,37 @@ def test_an_order_has_its_whole_time_while_bytes_come() -> None:
     orders.expire(34.0)
     assert not orders.is_open(AGENT, KEY)
     assert orders.problems(MODEL)
+
+
+def test_a_load_without_progress_has_its_time_once_and_from_its_beginning() -> None:
+    """Heartbeats go on, and say how long nothing has come of it."""
+    orders = LoadOrders(timeout_s=10.0)
+    assert orders.is_due(AGENT, KEY, 0.0)
+    for now_s in (4.0, 8.0, 12.0):
+        orders.progressed(AGENT, MODEL, 3.0)
+        orders.expire(now_s)
+        assert orders.is_open(AGENT, KEY)
+    orders.progressed(AGENT, MODEL, 2.0)
+    orders.expire(13.0)
+    assert not orders.is_open(AGENT, KEY)
+
+
+async def test_a_load_that_says_how_it_goes_on_is_not_late(
+    configured: Configured, crowd: Crowd
+) -> None:
+    """An engine says what it does while it starts, which begins the step's age anew."""
+    async with scheduler(configured(load_timeout_s=1.0)) as process:
+        agent = await crowd.agent(process.port, "agent-0", AgentScript(hold_loads=True))
+        await until(lambda: agent.all("load_partition"), "it is ordered")
+        key = agent.all("load_partition")[-1].key
+        cluster, step = process.leader().cluster, scheduler_pb2.STEP_KIND_LOADING
+        for _ in range(20):
+            told = scheduler_pb2.StepInHand(kind=step, age_ns=100_000_000, partition=key)
+            beat = scheduler_pb2.Heartbeat(steps=[told])
+            await agent.send(scheduler_pb2.AgentMessage(heartbeat=beat))
+            await asyncio.sleep(0.1)
+        assert "not done" not in cluster.reason(MODEL)
+        await until(lambda: "was not done within" in cluster.reason(MODEL), "it is late")
 
 
 def test_bytes_of_another_model_buy_no_time() -> None:
