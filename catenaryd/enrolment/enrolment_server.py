@@ -154,6 +154,7 @@ class EnrolmentServer:
                     ssl_shutdown_timeout=HANDSHAKE_S,
                 )
                 transport = made
+                self._files.register(transport)
                 writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 await self._exchange(reader, writer, _caller(transport, address))
         except (OSError, TimeoutError, ssl.SSLError, CatenaryError) as error:
@@ -189,7 +190,7 @@ class EnrolmentServer:
     async def _answer(
         self, request: pb.EnrolmentRequest, caller: EnrolmentCaller
     ) -> pb.EnrolmentAnswer:
-        if request.WhichOneof("kind") != "enrol":
+        if request.WhichOneof("kind") not in ("enrol", "process"):
             return await self._answerer.answer(request, caller)
         source = source_of(caller.address)
         if wait_s := self._refused.wait_s(source):

@@ -1,0 +1,204 @@
+"""Living TLS connections, whose peers' certificates are looked at again and again.
+
+OpenSSL verifies a certificate once, at the handshake. A connection that goes on for weeks outlives
+what it was verified by: the certificate ends, is revoked, or its authority is trusted no more. So
+whoever makes or accepts a connection with certificates registers it, and those whose peers would
+not be let in again are closed when the files change, and every minute. An honest peer connects
+again with what it holds by then.
+
+Lists of revoked certificates (CRLs, PEM) stand in the file of the authorities, beside the authority
+that signed them: they reach every process in the way the authorities do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from catenary_services.errors import InvalidInput, Unauthenticated
+from catenary_services.log import get_logger
+from catenary_services.security.x509 import UNREADABLE, identity_of, is_signed_by
+
+SWEEP_S = 60.0
+"""Seconds after which certificates are looked at again though no file has changed."""
+MOST_LISTS = 64
+_LIST = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+
+_log = get_logger("catenary_services.security")
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedAuthorities:
+    """The authorities whose certificates are taken, and what they have revoked."""
+
+    certificates: tuple[x509.Certificate, ...] = ()
+    revoked: frozenset[tuple[bytes, int]] = frozenset()
+    """Authority (by `fingerprint`) and serial number of each certificate."""
+    number: int = 0
+    """A number that grows whenever the files are read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    name: str
+    serial: int
+    ends: dt.datetime
+    signer: bytes | None
+    """The fingerprint of the authority that signed; None if an intermediate one did, which only
+    the handshake knew."""
+    number: int
+    """The number of the files at the handshake."""
+
+
+class LivingConnections:
+    """The connections of a process that were let in by certificates. For one event loop."""
+
+    def __init__(self) -> None:
+        self._peers: WeakKeyDictionary[asyncio.BaseTransport, _Peer] = WeakKeyDictionary()
+        self._swept: tuple[int, float] = (0, 0.0)
+        """Number of the files, and time of the loop, at the last sweep."""
+
+    def __len__(self) -> int:
+        """Returns the number of connections that are registered."""
+        return len(self._peers)
+
+    def register(
+        self, transport: asyncio.BaseTransport, certificate: bytes, trust: TrustedAuthorities
+    ) -> Callable[[], None]:
+        """Notes a connection right after its handshake; returns what takes it off again.
+
+        A transport that is forgotten elsewhere is forgotten here, too.
+
+        Args:
+            transport: The connection.
+            certificate: The peer's certificate, DER, which the handshake has verified.
+            trust: What is trusted now.
+
+        Raises:
+            Unauthenticated: The certificate was revoked, which the handshake does not notice; the
+                connection is closed.
+        """
+        peer = _peer_of(certificate, trust)
+        why = _refusal(peer, trust, dt.datetime.now(dt.UTC))
+        if why:
+            _close(transport)
+            raise Unauthenticated(f"the certificate of {peer.name} {why}")
+        self._peers[transport] = peer
+        return partial(self._peers.pop, transport, None)
+
+    def sweep(self, trust: TrustedAuthorities) -> None:
+        """Closes connections of peers that are not to be trusted any more.
+
+        It costs next to nothing unless the files have changed or a minute has passed.
+        """
+        now_s = asyncio.get_running_loop().time()
+        number, then_s = self._swept
+        if trust.number == number and now_s - then_s < SWEEP_S:
+            return
+        self._swept = (trust.number, now_s)
+        now = dt.datetime.now(dt.UTC)
+        for transport, peer in list(self._peers.items()):
+            why = _refusal(peer, trust, now)
+            if transport.is_closing() or why:
+                self._peers.pop(transport, None)
+            if why and not transport.is_closing():
+                _log.warning("connection_ended", peer=peer.name, why=f"its certificate {why}")
+                _close(transport)
+
+
+def fingerprint(certificate: x509.Certificate) -> bytes:
+    """Returns the SHA-256 of a certificate."""
+    return certificate.fingerprint(hashes.SHA256())
+
+
+def peer_certificate(connection: object) -> bytes | None:
+    """Returns the certificate of the other side, DER, by the `ssl_object` of a connection."""
+    found = getattr(connection, "getpeercert", None)
+    shown = found(binary_form=True) if found is not None else None
+    return shown if isinstance(shown, bytes) else None
+
+
+def revocation_lists(pem: bytes) -> list[x509.CertificateRevocationList]:
+    """Returns the lists of revoked certificates that stand in the file of the authorities.
+
+    Raises:
+        InvalidInput: One cannot be read, or they are too many.
+    """
+    found = _LIST.findall(pem)
+    if len(found) > MOST_LISTS or len(found) != pem.count(b"-----BEGIN X509 CRL-----"):
+        raise InvalidInput(
+            "tls_ca_file", f"holds broken lists of revoked ones, or over {MOST_LISTS}"
+        )
+    try:
+        return [x509.load_pem_x509_crl(each) for each in found]
+    except UNREADABLE as error:
+        raise InvalidInput("tls_ca_file", f"a list of revoked ones: {error}") from error
+
+
+def revoked_by(
+    authorities: Iterable[x509.Certificate], lists: Iterable[x509.CertificateRevocationList]
+) -> frozenset[tuple[bytes, int]]:
+    """Returns what authorities have revoked; a list that none of them signed counts for nothing."""
+    lists = list(lists)
+    return frozenset(
+        (fingerprint(authority), each.serial_number)
+        for authority in authorities
+        for revoked in lists
+        if _is_of(revoked, authority)
+        for each in revoked
+    )
+
+
+def _is_of(revoked: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+    try:
+        return revoked.issuer == authority.subject and revoked.is_signature_valid(
+            authority.public_key()  # type: ignore[arg-type]  # others raise TypeError
+        )
+    except UNREADABLE:
+        return False
+
+
+def _peer_of(certificate: bytes, trust: TrustedAuthorities) -> _Peer:
+    try:
+        read = x509.load_der_x509_certificate(certificate)
+        who = identity_of(read)
+        name = str(who) if who is not None else read.subject.rfc4514_string()[:128]
+        signer = next((each for each in trust.certificates if is_signed_by(read, each)), None)
+        return _Peer(
+            name,
+            read.serial_number,
+            read.not_valid_after_utc,
+            fingerprint(signer) if signer is not None else None,
+            trust.number,
+        )
+    except UNREADABLE as error:
+        raise Unauthenticated("the certificate of the other side cannot be read") from error
+
+
+def _refusal(peer: _Peer, trust: TrustedAuthorities, now: dt.datetime) -> str:
+    """Returns why a peer would not be let in now; empty if it would."""
+    if peer.ends <= now:
+        return "has ended"
+    if peer.signer is None:
+        # Whether its authority is still there, a new handshake says.
+        return "may be of an authority that was replaced" if peer.number != trust.number else ""
+    if (peer.signer, peer.serial) in trust.revoked:
+        return "was revoked"
+    if all(fingerprint(each) != peer.signer for each in trust.certificates):
+        return "is of an authority that is not trusted any more"
+    return ""
+
+
+def _close(transport: asyncio.BaseTransport) -> None:
+    if isinstance(transport, asyncio.WriteTransport):
+        transport.abort()
+    else:
+        transport.close()
