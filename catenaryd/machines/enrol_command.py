@@ -15,9 +15,9 @@ from catenary_services.errors import InvalidInput
 from catenary_services.log import configure_logging
 from catenary_services.security.identity import Role
 from catenaryd.enrolment.role_tokens import ROLES, read_secret
-from catenaryd.machines.process_certificates import ProcessEnroller
+from catenaryd.machines.process_certificates import ProcessCertificate
 
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -46,7 +46,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     help="Folder for tls.crt, tls.key and ca.crt.",
 )
 @click.option("--stay", is_flag=True, help="Stay, and renew them, instead of running COMMAND.")
-@click.option("--patience-s", default=PATIENCE_S, show_default=True, help="Seconds to keep trying.")
+@click.option("--timeout-s", default=TIMEOUT_S, show_default=True, help="Seconds to keep trying.")
 @click.option("--log-json", is_flag=True, envvar="CATENARY_LOG_JSON", help="Log as JSON.")
 def enrol(  # noqa: PLR0913, PLR0917
     role: str,
@@ -56,7 +56,7 @@ def enrol(  # noqa: PLR0913, PLR0917
     token_file: Path,
     folder: Path,
     stay: bool,
-    patience_s: float,
+    timeout_s: float,
     log_json: bool,
 ) -> None:
     """Gets a certificate for the process NAME of a ROLE, then runs COMMAND and renews it meanwhile.
@@ -70,13 +70,15 @@ def enrol(  # noqa: PLR0913, PLR0917
     if stay and command:
         raise InvalidInput("stay", "contradicts a command")
     host, port = split_host_port(address)
-    process = ProcessEnroller(Role(role), name, host, port, read_secret(token_file), folder)
-    sys.exit(asyncio.run(_run(process, list(command), stay, patience_s)))
+    process = ProcessCertificate(Role(role), name, host, port, read_secret(token_file), folder)
+    sys.exit(asyncio.run(_run(process, list(command), stay, timeout_s)))
 
 
-async def _run(process: ProcessEnroller, command: list[str], stay: bool, patience_s: float) -> int:
+async def _run(
+    process: ProcessCertificate, command: list[str], stay: bool, timeout_s: float
+) -> int:
     """Returns the exit code of the command; 0 without one."""
-    await process.enrol(patience_s)
+    await process.enrol(timeout_s)
     if not command and not stay:
         return 0
     keeping = asyncio.create_task(process.keep())

@@ -47,7 +47,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessEnroller:
+class ProcessCertificate:
     """One process, the authority that certifies it, and the folder of its files."""
 
     role: Role
@@ -70,18 +70,18 @@ class ProcessEnroller:
     def ca_file(self) -> Path:
         return self.folder / "ca.crt"
 
-    async def enrol(self, patience_s: float) -> None:
+    async def enrol(self, timeout_s: float) -> None:
         """Gets a certificate for a new key, unless a good one is there.
 
         Raises:
             PermissionDenied: The authority does not know the token.
             Unauthenticated: Whoever answers is not the authority.
-            Unavailable: Nobody answers within `patience_s`.
+            Unavailable: Nobody answers within `timeout_s`.
         """
         if self._is_good():
             return
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + patience_s
+        until_s = loop.time() + timeout_s
         while True:
             try:
                 await self._enrol()

@@ -65,7 +65,7 @@ class TlsMaterial:
     number: int = 0
     """A number that grows whenever the files are read again."""
     trust: TrustedAuthorities = field(default_factory=TrustedAuthorities)
-    """What stands in `authorities`."""
+    """The authorities and revocations in `authorities`."""
 
 
 class WatchedFiles:

@@ -34,7 +34,7 @@ from catenaryd.enrolment.enrolment_server import EnrolmentServer
 from catenaryd.enrolment.process_enrolment import ProcessEnrolment
 from catenaryd.enrolment.role_tokens import RoleTokens, read_secret
 from catenaryd.machines.enrolment_client import HostTrust, connected
-from catenaryd.machines.process_certificates import ProcessEnroller
+from catenaryd.machines.process_certificates import ProcessCertificate
 
 HOST = "127.0.0.1"
 SECRETS = {Role.GATEWAY: "g" * 32, Role.AGENT: "a1" * 20}
@@ -55,8 +55,10 @@ class AuthorityHost:
         self.server = EnrolmentServer(enrolment, files)
         self.port = 0
 
-    def process(self, folder: Path, role: Role = Role.AGENT, name: str = "a-0") -> ProcessEnroller:
-        return ProcessEnroller(role, name, HOST, self.port, SECRETS[role], folder / name)
+    def process(
+        self, folder: Path, role: Role = Role.AGENT, name: str = "a-0"
+    ) -> ProcessCertificate:
+        return ProcessCertificate(role, name, HOST, self.port, SECRETS[role], folder / name)
 
 
 @pytest.fixture
@@ -199,23 +201,27 @@ def test_the_commands_certify_a_process_and_run_it(tmp_path: Path) -> None:
         ]
     )
     out = tmp_path / "out"
-    waits = "import os, signal, sys; os.path.exists(sys.argv[1]) or sys.exit(9); signal.pause()"
+    ready = tmp_path / "ready"
+    waits = (
+        "import os, signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7));"
+        " open(sys.argv[2], 'w').write(str(os.path.exists(sys.argv[1]))); signal.pause()"
+    )
     enrolling = subprocess.Popen(
         [
             *[*catenaryd, "enrol", "agent", "a-0", "--authority", f"{HOST}:{port}"],
             *["--token-file", str(token), "--out", str(out)],
-            *["--", sys.executable, "-c", waits, str(out / "tls.crt")],
+            *["--", sys.executable, "-c", waits, str(out / "tls.crt"), str(ready)],
         ]
     )
     try:
-        children = Path(f"/proc/{enrolling.pid}/task/{enrolling.pid}/children")
         deadline = time.monotonic() + SOON_S
-        while not children.read_text().split():
+        while not (ready.exists() and ready.read_text()):
             assert enrolling.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         enrolling.send_signal(signal.SIGTERM)
-        assert enrolling.wait(SOON_S) == 128 + signal.SIGTERM
+        assert enrolling.wait(SOON_S) == 7  # the command's own
+        assert ready.read_text() == "True"
         assert identity_of(read_certificates(out / "tls.crt")[0]) == Identity.of(
             "main", Role.AGENT, "a-0"
         )
