@@ -4,7 +4,8 @@ OpenSSL verifies a certificate once, at the handshake. A connection that goes on
 what it was verified by: the certificate ends, is revoked, or its authority is trusted no more. So
 whoever makes or accepts a connection with certificates registers it, and those whose peers would
 not be let in again are closed when the files change, and every minute. An honest peer connects
-again with what it holds by then.
+again with what it holds by then. A change of the authority concerns everybody, so those connections
+are closed a few at a time: the cluster serves meanwhile.
 
 Lists of revoked certificates (CRLs, PEM) stand in the file of the authorities, beside the authority
 that signed them: they reach every process in the way the authorities do.
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -29,6 +32,9 @@ from catenary_services.security.x509 import UNREADABLE, identity_of, is_signed_b
 
 SWEEP_S = 60.0
 """Seconds after which certificates are looked at again though no file has changed."""
+TURNS = 5
+"""Of the connections that a change of the authority ends, a fifth of those that are left ends at
+each sweep."""
 MOST_LISTS = 64
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
 
@@ -44,6 +50,18 @@ class TrustedAuthorities:
     """Authority (by `fingerprint`) and serial number of each certificate."""
     number: int = 0
     """A number that grows whenever the files are read again."""
+
+
+class _Refusal(StrEnum):
+    """The reason why a peer would not be let in again; what is said of its certificate."""
+
+    ENDED = "has ended"
+    REVOKED = "was revoked"
+    UNTRUSTED = "is of an authority that is not trusted any more"
+    REPLACED = "may be of an authority that was replaced"
+
+
+_OF_EVERYBODY = (_Refusal.UNTRUSTED, _Refusal.REPLACED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +106,7 @@ class LivingConnections:
         """
         peer = _peer_of(certificate, trust)
         why = _refusal(peer, trust, dt.datetime.now(dt.UTC))
-        if why:
+        if why is not None:
             _close(transport)
             raise Unauthenticated(f"the certificate of {peer.name} {why}")
         self._peers[transport] = peer
@@ -103,15 +121,27 @@ class LivingConnections:
         number, then_s = self._swept
         if trust.number == number and now_s - then_s < SWEEP_S:
             return
-        self._swept = (trust.number, now_s)
         now = dt.datetime.now(dt.UTC)
+        outdated = []
         for transport, peer in list(self._peers.items()):
-            why = _refusal(peer, trust, now)
-            if transport.is_closing() or why:
+            if transport.is_closing():
                 self._peers.pop(transport, None)
-            if why and not transport.is_closing():
-                _log.warning("connection_ended", peer=peer.name, why=f"its certificate {why}")
-                _close(transport)
+                continue
+            why = _refusal(peer, trust, now)
+            if why in _OF_EVERYBODY:
+                outdated.append((transport, why))
+            elif why is not None:
+                self._end(transport, why)
+        at_once = math.ceil(len(outdated) / TURNS)
+        for transport, why in outdated[:at_once]:
+            self._end(transport, why)
+        if len(outdated) == at_once:
+            self._swept = (trust.number, now_s)
+
+    def _end(self, transport: asyncio.BaseTransport, why: _Refusal) -> None:
+        peer = self._peers.pop(transport)
+        _log.warning("connection_ended", peer=peer.name, why=f"its certificate {why}")
+        _close(transport)
 
 
 def fingerprint(certificate: x509.Certificate) -> bytes:
@@ -183,18 +213,18 @@ def _peer_of(certificate: bytes, trust: TrustedAuthorities) -> _Peer:
         raise Unauthenticated("the certificate of the other side cannot be read") from error
 
 
-def _refusal(peer: _Peer, trust: TrustedAuthorities, now: dt.datetime) -> str:
-    """Returns why a peer would not be let in now; empty if it would."""
+def _refusal(peer: _Peer, trust: TrustedAuthorities, now: dt.datetime) -> _Refusal | None:
+    """Returns why a peer would not be let in now; None if it would."""
     if peer.ends <= now:
-        return "has ended"
+        return _Refusal.ENDED
     if peer.signer is None:
         # Whether its authority is still there, a new handshake says.
-        return "may be of an authority that was replaced" if peer.number != trust.number else ""
+        return _Refusal.REPLACED if peer.number != trust.number else None
     if (peer.signer, peer.serial) in trust.revoked:
-        return "was revoked"
+        return _Refusal.REVOKED
     if all(fingerprint(each) != peer.signer for each in trust.certificates):
-        return "is of an authority that is not trusted any more"
-    return ""
+        return _Refusal.UNTRUSTED
+    return None
 
 
 def _close(transport: asyncio.BaseTransport) -> None:

@@ -8,13 +8,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from catenary_services.errors import InvalidInput, Unauthenticated
 from catenary_services.security import living_connections, rotation
 from catenary_services.security.authority import CertificateAuthority
 from catenary_services.security.identity import Identity, Role
-from catenary_services.security.living_connections import revocation_lists, revoked_by
+from catenary_services.security.living_connections import (
+    LivingConnections,
+    revocation_lists,
+    revoked_by,
+)
 from catenary_services.security.own_certificate import OwnCertificate
+from catenary_services.security.rotation import watched_files
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from catenary_services.security.x509 import (
     new_key,
@@ -193,6 +199,42 @@ async def test_what_is_forgotten_elsewhere_is_not_kept_here(
             living._swept = (0, 0.0)
             living.sweep(server.security.files.current().trust)
             await asyncio.sleep(0.01)
+
+
+class Wire(asyncio.Transport):
+    """A transport that only knows whether it was closed."""
+
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+
+async def test_a_change_of_the_authority_ends_a_few_connections_at_a_time(
+    certificates: Certificates,
+) -> None:
+    files = watched_files(*certificates.files("scheduler", "scheduler-0").values())
+    shown = read_certificates(certificates.files("agent", "a")["cert_file"])[0]
+    der = shown.public_bytes(serialization.Encoding.DER)
+    living, wires = LivingConnections(), [Wire() for _ in range(12)]
+    for wire in wires:
+        living.register(wire, der, files.current().trust)
+    authority = certificates.authority
+    authority.add_next()
+    authority.use_next()
+    living.sweep(files.current().trust)
+    assert not any(wire.aborted for wire in wires)
+    authority.drop_others()
+    ended = []
+    while len(living):
+        living.sweep(files.current().trust)
+        ended.append(sum(wire.aborted for wire in wires))
+    assert ended[0] == 3
+    assert len(ended) > 4
+    assert all(wire.aborted for wire in wires)
 
 
 def test_lists_of_the_revoked_outlive_a_change_of_the_authority(certificates: Certificates) -> None:
