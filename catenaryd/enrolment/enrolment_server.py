@@ -158,7 +158,9 @@ class EnrolmentServer:
                 writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 await self._exchange(reader, writer, _caller(transport, address))
         except (OSError, TimeoutError, ssl.SSLError, CatenaryError) as error:
-            log.info("enrolment_connection_ended", peer=address, error=str(error))
+            # Probes connect and say nothing.
+            tell = log.debug if transport is None else log.info
+            tell("enrolment_connection_ended", peer=address, error=str(error))
         finally:
             if transport is not None:
                 transport.close()  # what is queued still goes, for a few seconds

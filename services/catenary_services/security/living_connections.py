@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -36,6 +35,7 @@ TURNS = 5
 """Of the connections that a change of the authority ends, a fifth of those that are left ends at
 each sweep."""
 MOST_LISTS = 64
+_FEW = 64
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
 
 _log = get_logger("catenary_services.security")
@@ -80,7 +80,9 @@ class LivingConnections:
     """The connections of a process that were let in by certificates. For one event loop."""
 
     def __init__(self) -> None:
-        self._peers: WeakKeyDictionary[asyncio.BaseTransport, _Peer] = WeakKeyDictionary()
+        self._peers: dict[asyncio.BaseTransport, _Peer] = {}
+        self._prune_at = _FEW
+        """The number of connections at which those that are over are looked for."""
         self._swept: tuple[int, float] = (0, 0.0)
         """Number of the files, and time of the loop, at the last sweep."""
 
@@ -93,7 +95,7 @@ class LivingConnections:
     ) -> Callable[[], None]:
         """Notes a connection right after its handshake; returns what takes it off again.
 
-        A transport that is forgotten elsewhere is forgotten here, too.
+        One that is over is taken off without it, at the next sweep.
 
         Args:
             transport: The connection.
@@ -109,6 +111,8 @@ class LivingConnections:
         if why is not None:
             _close(transport)
             raise Unauthenticated(f"the certificate of {peer.name} {why}")
+        if len(self._peers) >= self._prune_at:  # many have come since the last sweep
+            self._prune()
         self._peers[transport] = peer
         return partial(self._peers.pop, transport, None)
 
@@ -117,6 +121,7 @@ class LivingConnections:
 
         It costs next to nothing unless the files have changed or a minute has passed.
         """
+        self._prune()
         now_s = asyncio.get_running_loop().time()
         number, then_s = self._swept
         if trust.number == number and now_s - then_s < SWEEP_S:
@@ -124,9 +129,6 @@ class LivingConnections:
         now = dt.datetime.now(dt.UTC)
         outdated = []
         for transport, peer in list(self._peers.items()):
-            if transport.is_closing():
-                self._peers.pop(transport, None)
-                continue
             why = _refusal(peer, trust, now)
             if why in _OF_EVERYBODY:
                 outdated.append((transport, why))
@@ -137,6 +139,12 @@ class LivingConnections:
             self._end(transport, why)
         if len(outdated) == at_once:
             self._swept = (trust.number, now_s)
+
+    def _prune(self) -> None:
+        """Forgets connections that are over."""
+        for transport in [each for each in self._peers if each.is_closing()]:
+            del self._peers[transport]
+        self._prune_at = max(_FEW, 2 * len(self._peers))
 
     def _end(self, transport: asyncio.BaseTransport, why: _Refusal) -> None:
         peer = self._peers.pop(transport)
@@ -228,7 +236,5 @@ def _refusal(peer: _Peer, trust: TrustedAuthorities, now: dt.datetime) -> _Refus
 
 
 def _close(transport: asyncio.BaseTransport) -> None:
-    if isinstance(transport, asyncio.WriteTransport):
-        transport.abort()
-    else:
-        transport.close()
+    """Drops a connection; transports of uvloop are of no class of asyncio's."""
+    getattr(transport, "abort", transport.close)()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from cryptography.hazmat.primitives import serialization
 
 from catenary_services.errors import InvalidInput, Unauthenticated
@@ -134,6 +135,25 @@ async def test_who_is_revoked_is_cut_off_and_stays_out_while_others_go_on(
     assert await (await server.connection(certificates.client("agent", "stolen"))).echoes()
 
 
+def test_connections_end_on_the_event_loop_of_processes_too(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """Transports of uvloop take no weak references and are of no class of asyncio's."""
+    certificates.files("scheduler", "scheduler-0")
+
+    async def on_it() -> None:
+        async with Server(certificates) as server:
+            connection = await server.connection(
+                kept(certificates, "agent", "stolen", tmp_path / "stolen")
+            )
+            assert await connection.echoes()
+            certificates.authority.revoke(Identity.of("main", Role.AGENT, "stolen"))
+            assert await connection.ended()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(on_it())
+
+
 async def test_connections_of_a_dropped_authority_end_and_those_of_the_next_go_on(
     server: Server, certificates: Certificates, tmp_path: Path
 ) -> None:
@@ -196,7 +216,6 @@ async def test_what_is_forgotten_elsewhere_is_not_kept_here(
     connection._writer.close()
     async with asyncio.timeout(SOON_S):
         while len(living):
-            living._swept = (0, 0.0)
             living.sweep(server.security.files.current().trust)
             await asyncio.sleep(0.01)
 

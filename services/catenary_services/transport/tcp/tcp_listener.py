@@ -259,8 +259,9 @@ class TcpListener:
             self._abort(connection)
 
     def _abort(self, connection: _Connection) -> None:
-        if isinstance(connection.transport, asyncio.Transport):
-            connection.transport.abort()
+        if connection.transport is not None:
+            # Transports of uvloop are of no class of asyncio's.
+            getattr(connection.transport, "abort", connection.transport.close)()
         if connection.sock.fileno() >= 0 and connection.transport is None:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(connection.sock.fileno())
