@@ -215,14 +215,12 @@ class CertificateAuthority:
             raise InvalidInput("revoke", f"{identity} has no certificate of this authority")
         lists = revocation_lists(self.trusted())
         now = dt.datetime.now(dt.UTC)
-        # A certificate cannot outlive this: what was revoked before then has ended by itself.
-        oldest = now - 2 * self._life - dt.timedelta(days=DAYS)
         entries = [
             each
             for found in lists
             if found.issuer == authority.subject
             for each in found
-            if each.revocation_date_utc > oldest and each.serial_number not in good
+            if each.serial_number not in good
         ]
         if len(entries) + len(good) > MOST_REVOKED:
             raise InvalidInput("revoke", f"over {MOST_REVOKED} are revoked: change the authority")
