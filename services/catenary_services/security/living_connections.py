@@ -114,7 +114,7 @@ class LivingConnections:
         if len(self._peers) >= self._prune_at:  # many have come since the last sweep
             self._prune()
         self._peers[transport] = peer
-        return partial(self._peers.pop, transport, None)
+        return partial(self._forget, transport)
 
     def sweep(self, trust: TrustedAuthorities) -> None:
         """Closes connections of peers that are not to be trusted any more.
@@ -139,6 +139,9 @@ class LivingConnections:
             self._end(transport, why)
         if len(outdated) == at_once:
             self._swept = (trust.number, now_s)
+
+    def _forget(self, transport: asyncio.BaseTransport) -> None:
+        self._peers.pop(transport, None)
 
     def _prune(self) -> None:
         """Forgets connections that are over."""
