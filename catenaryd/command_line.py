@@ -20,6 +20,11 @@ LAZY_COMMANDS = {  # a test compares the help with that of the commands
     "agent": LazyCommand(
         "catenaryd.processes:agent", "Runs an agent: hosts partitions of models on one device."
     ),
+    "authority": LazyCommand(
+        "catenaryd.enrolment.authority_command:authority",
+        "Certifies the processes of a cluster in containers, which enrol by the token of their"
+        " role.",
+    ),
     "certs": LazyCommand(
         "catenaryd.commands.certificates:certs",
         "Makes an authority (ca.pem, ca-key.pem) and certificates with an identity per role.",
@@ -31,6 +36,11 @@ LAZY_COMMANDS = {  # a test compares the help with that of the commands
     "demo": LazyCommand(
         "catenaryd.demo.demo:demo",
         "Shows in a minute what the platform is for, on a cluster that it starts and stops.",
+    ),
+    "enrol": LazyCommand(
+        "catenaryd.machines.enrol_command:enrol",
+        "Gets a certificate for the process NAME of a ROLE, then runs COMMAND and renews it"
+        " meanwhile.",
     ),
     "gateway": LazyCommand(
         "catenaryd.processes:gateway",

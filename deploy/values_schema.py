@@ -70,6 +70,7 @@ _OURS = {
     "endpoint_cert_file",
     "endpoint_key_file",
 }
+_USERS = ("gateway", "scheduler", "agent", "redis", "authority")
 
 
 def schema() -> Schema:
@@ -90,6 +91,7 @@ def _values() -> Schema:
     return {
         "nameOverride": _text(),
         "fullnameOverride": _text(),
+        "insecure": _flag(),
         "cluster": _text(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"),
         "image": _object(
             {
@@ -105,9 +107,19 @@ def _values() -> Schema:
         "commonAnnotations": _texts(),
         "extraEnv": _objects(),
         "serviceAccount": _object({"create": _flag(), "name": _text(), "annotations": _texts()}),
+        "users": _object({role: _whole(1000) for role in _USERS}, list(_USERS)),
         "podSecurityContext": {"type": "object"},
         "containerSecurityContext": {"type": "object"},
         "tls": _tls(),
+        "authority": _object(
+            {
+                "days": _whole(1, 825),
+                "storage": _quantity(),
+                "storageClassName": _text(),
+                "resources": _resources(),
+                "enrolResources": _resources(),
+            }
+        ),
         "apiKeys": _object({"existingSecret": _text(), "key": _name()}),
         "redis": _redis(),
         "models": _list(_name()),
@@ -166,7 +178,7 @@ def _values() -> Schema:
 def _tls() -> Schema:
     return _object(
         {
-            "mode": _one_of("csi", "secrets", "none"),
+            "mode": _one_of("own", "csi", "secrets"),
             "issuer": _object(
                 {
                     "name": _text(),

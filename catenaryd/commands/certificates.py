@@ -77,6 +77,14 @@ def parse_process(text: str, cluster: str, names: tuple[str, ...] = ()) -> Certi
     help="Change the authority without a gap: add a new one to what is trusted; once every process "
     "has read that, use it to sign everything anew; then drop the old one.",
 )
+@click.option(
+    "--revoke",
+    "revoked",
+    multiple=True,
+    metavar="ROLE:NAME",
+    help="Revoke every certificate of a process, as far as this authority knows it, in ca.pem: "
+    "processes that have read it end connections with it. May be repeated.",
+)
 @AS_JSON
 def certs(folder: Path, cluster: str, processes: tuple[str, ...], **options: Any) -> None:
     """Makes an authority (ca.pem, ca-key.pem) and certificates with an identity per role.
@@ -92,13 +100,19 @@ def certs(folder: Path, cluster: str, processes: tuple[str, ...], **options: Any
     authority = CertificateAuthority(folder, cluster, options["days"])
     made = authority.ensure(options["authority_days"])
     issued = _change(authority, options["step"], options["authority_days"])
+    revoked = {
+        str(who): authority.revoke(who)
+        for who in (parse_process(each, cluster).identity for each in options["revoked"])
+    }
     if options["renew"] and not wanted:
         wanted = authority.requests()
     issued += [authority.issue(each, renew=options["renew"]) for each in wanted]
     if options["as_json"]:
-        click.echo(json.dumps(_document(folder, cluster, authority, made, issued)))
+        click.echo(json.dumps(_document(folder, cluster, authority, made, issued, revoked)))
     else:
         _print(folder, authority, made, issued)
+        for who, count in revoked.items():
+            click.echo(f"revoked  {count} of {who}")
 
 
 def _change(
@@ -120,6 +134,7 @@ def _document(
     authority: CertificateAuthority,
     made: bool,
     issued: list[IssuedCertificate],
+    revoked: dict[str, int],
 ) -> dict[str, object]:
     return {
         "cluster": cluster,
@@ -138,6 +153,7 @@ def _document(
             }
             for each in issued
         ],
+        "revoked": revoked,
     }
 
 

@@ -154,10 +154,13 @@ class EnrolmentServer:
                     ssl_shutdown_timeout=HANDSHAKE_S,
                 )
                 transport = made
+                self._files.register(transport)
                 writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 await self._exchange(reader, writer, _caller(transport, address))
         except (OSError, TimeoutError, ssl.SSLError, CatenaryError) as error:
-            log.info("enrolment_connection_ended", peer=address, error=str(error))
+            # Probes connect and say nothing.
+            tell = log.debug if transport is None else log.info
+            tell("enrolment_connection_ended", peer=address, error=str(error))
         finally:
             if transport is not None:
                 transport.close()  # what is queued still goes, for a few seconds
@@ -189,7 +192,7 @@ class EnrolmentServer:
     async def _answer(
         self, request: pb.EnrolmentRequest, caller: EnrolmentCaller
     ) -> pb.EnrolmentAnswer:
-        if request.WhichOneof("kind") != "enrol":
+        if request.WhichOneof("kind") not in ("enrol", "process"):
             return await self._answerer.answer(request, caller)
         source = source_of(caller.address)
         if wait_s := self._refused.wait_s(source):

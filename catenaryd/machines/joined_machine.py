@@ -16,6 +16,7 @@ from catenary_services.addresses import split_host_port
 from catenary_services.errors import InvalidInput
 from catenary_services.security.authority import AUTHORITY_FILE, pair_files
 from catenary_services.security.identity import Identity, Role
+from catenary_services.security.living_connections import revocation_lists
 from catenary_services.security.x509 import (
     certificates_in,
     identity_of,
@@ -24,6 +25,7 @@ from catenary_services.security.x509 import (
     read_certificates,
     write_certificates,
     write_key,
+    write_trusted,
 )
 from catenaryd.enrolment.private_files import read_json, write_json
 from catenaryd.machines.enrolment_client import HostTrust, authorities_in, share_of_life_left
@@ -104,11 +106,11 @@ class MachineStore:
         Raises:
             InvalidInput: They are not of this cluster.
         """
-        found = authorities_in(pem, cluster)
+        found, lists = authorities_in(pem, cluster), revocation_lists(pem)
         self.certificates.mkdir(parents=True, exist_ok=True)
         file = self.certificates / AUTHORITY_FILE
-        if not file.exists() or read_certificates(file) != found:
-            write_certificates(file, found)
+        if not file.exists() or file.read_bytes() != pem:
+            write_trusted(file, found, lists)
 
     def files_of(self, machine: JoinedMachine, agent: str) -> tuple[Path, Path, Path]:
         """Returns the paths of an agent's certificate, its key and the trusted authorities."""

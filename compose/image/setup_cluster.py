@@ -1,73 +1,48 @@
-"""Makes what the processes of a compose cluster trust each other by; can be run again any time.
+"""Makes what a compose cluster rests on before it starts; can be run again any time.
 
-    python -m setup_cluster              # once, before anything else starts
-    python -m setup_cluster --every 21600    # for ever: certificates are renewed in time
-
-Certificates go to one volume per role, so that no container sees another role's keys; the
-authority's own key stays in a volume that only this container mounts. Then come the users of Redis
-and the file of hashed API keys. Passwords and keys are secrets of the compose file.
+The authority, whose key stays in a volume that nobody else mounts but the service `authority`; the
+certificate of Redis, which makes none itself; the users of Redis; the file of hashed API keys.
+Passwords and keys are secrets of the compose file. Processes get certificates from the authority,
+each for a key of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path("/catenary")
 SECRETS = Path("/run/secrets")
 AUTHORITY = ROOT / "authority"
-ISSUED = ROOT / "issued"
-"""One folder, a volume each, per role."""
-ALIVE = Path("/tmp/alive")
+REDIS = ROOT / "issued" / "redis"
 REDIS_USERS = ("scheduler", "view", "health")
 KEYS = {"compose-client": ("api_key", ["infer", "view"]), "compose-admin": ("admin_key", ["*"])}
 """Name in the file -> secret, scopes."""
+REDIS_DAYS = 730
+"""Redis reads its certificate when it starts, so it gets one for long."""
 
 
-def processes(environment: dict[str, str]) -> dict[str, list[str]]:
-    """Returns, by role, what `catenaryd certs --process` is asked for."""
-    agents = range(1, int(environment.get("CATENARY_MOST_AGENTS") or 16) + 1)
-    gpus = range(1, int(environment.get("CATENARY_MOST_GPU_AGENTS") or 8) + 1)
-    reached_by = environment.get("CATENARY_CERTIFICATE_NAMES") or "localhost,127.0.0.1"
-    return {
-        "gateway": [f"gateway:gateway-0,gateway,{reached_by}"],
-        "scheduler": ["scheduler:scheduler-0", "scheduler:scheduler-1"],
-        "agent": [f"agent:agent-{n}" for n in agents] + [f"agent:agent-gpu-{n}" for n in gpus],
-        "operator": ["operator:compose"],
-    }
-
-
-def issue(environment: dict[str, str]) -> None:
-    """Makes or renews every certificate and lays it into its role's volume."""
-    cluster = environment.get("CATENARY_CLUSTER") or "main"
-    wanted = processes(environment)
+def issue(cluster: str) -> None:
+    """Makes the authority, and the certificate of Redis, unless they are there and good."""
     base = ["certs", "--out", str(AUTHORITY), "--cluster", cluster, "--authority-days", "3650"]
-    asked = [each for role in wanted.values() for each in role]
-    flags = [flag for each in asked for flag in ("--process", each)]
-    _catenaryd(*base, "--renew", *flags)
-    # Redis reads its certificate when it starts, so it gets one for long.
-    _catenaryd(*base, "--renew", "--days", "730", "--process", "redis:redis,redis")
-    for role in (*wanted, "redis"):
-        for file in sorted(AUTHORITY.glob(f"{role}-*.pem"), key=_key_first):
-            _lay(file, ISSUED / role / file.name)
-        _lay(AUTHORITY / "ca.pem", ISSUED / role / "ca.pem")
+    _catenaryd(*base, "--renew", "--days", str(REDIS_DAYS), "--process", "redis:redis,redis")
+    for name in ("redis-redis-key.pem", "redis-redis.pem"):
+        _write(REDIS / name, (AUTHORITY / name).read_text(encoding="ascii"))
+    authorities = (AUTHORITY / "ca.pem").read_text(encoding="ascii")
+    for folder in (REDIS, ROOT / "keys"):
+        _write(folder / "ca.pem", authorities)
 
 
-def redis_users(environment: dict[str, str]) -> None:
+def redis_users(cluster: str) -> None:
     """Writes the users Redis lets in, each with the hash of its password and its own rights."""
-    cluster = environment.get("CATENARY_CLUSTER") or "main"
     flags = []
     for user in REDIS_USERS:
         flags += ["--password-file", f"catenary-{user}={SECRETS / f'redis_{user}_password'}"]
-    text = _catenaryd("redis-acl", "--cluster", cluster, *flags)
-    _write(ROOT / "redis" / "users.acl", text)
+    _write(ROOT / "redis" / "users.acl", _catenaryd("redis-acl", "--cluster", cluster, *flags))
 
 
 def api_keys() -> None:
@@ -89,41 +64,24 @@ def _catenaryd(*arguments: str) -> str:
     return done.stdout
 
 
-def _key_first(file: Path) -> tuple[bool, str]:
-    return not file.stem.endswith("-key"), file.name
-
-
-def _lay(source: Path, target: Path) -> None:
-    if target.exists() and target.read_bytes() == source.read_bytes():
-        return
-    scratch = target.with_name(f".{target.name}.new")
-    shutil.copy2(source, scratch)
-    scratch.replace(target)
-
-
 def _write(target: Path, text: str) -> None:
+    """Replaces a file that the group of all containers may read, where its volume is mounted."""
     if target.exists() and target.read_text(encoding="utf-8") == text:
         return
     scratch = target.with_name(f".{target.name}.new")
+    scratch.unlink(missing_ok=True)
     scratch.touch(mode=0o600)
+    scratch.chmod(0o640)
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(target)
 
 
 def main() -> None:
-    """Does everything once, or every so many seconds."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="Go on, so often.")
-    every = parser.parse_args().every
-    environment = dict(os.environ)
-    while True:
-        issue(environment)
-        redis_users(environment)
-        api_keys()
-        ALIVE.touch()
-        if every is None:
-            return
-        time.sleep(every)
+    """Does everything once."""
+    cluster = os.environ.get("CATENARY_CLUSTER") or "main"
+    issue(cluster)
+    redis_users(cluster)
+    api_keys()
 
 
 if __name__ == "__main__":

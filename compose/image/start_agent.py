@@ -2,11 +2,13 @@
 
 Replicas of one compose service differ in nothing but their number, which only the engine's DNS
 knows: the address of replica 3 of `agent` leads back to `<project>-agent-3`. So it is called
-"agent-3", whatever was scaled or made anew before, has the certificate of that name, and with
+"agent-3", whatever was scaled or made anew before, is certified under that name, and has with
 `CATENARY_DEVICE=cuda` the third GPU. An agent that is given CATENARY_AGENT_ID keeps it; elsewhere
 (Kubernetes) it is called like its host.
 
-This process becomes the agent (`exec`), so signals reach the agent itself.
+This process becomes `catenaryd enrol` (`exec`), which has the agent's key certified by the
+authority at CATENARY_AUTHORITY, runs the agent and passes signals on; without one it becomes the
+agent.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import subprocess
 import sys
 from collections.abc import MutableMapping
 
+TOKEN_FILE = "/run/secrets/agent_token"
+CERTIFICATES = "/catenary/certs"
 _REPLICA = re.compile(r"(?:^|[-_])(?P<service>agent(?:[-_][a-z]+)?)[-_](?P<number>[0-9]+)$")
 
 
@@ -38,13 +42,20 @@ def settings_of(name: str, environment: MutableMapping[str, str]) -> None:
     replica = replica_of(name)
     host = name.partition(".")[0]
     agent = f"{replica[0]}-{replica[1]}" if replica else re.sub(r"[^A-Za-z0-9.-]", "-", host)
-    agent = environment.setdefault("CATENARY_AGENT_ID", agent)
-    if folder := environment.pop("CATENARY_CERTS", ""):
-        environment.setdefault("CATENARY_TLS_CERT_FILE", f"{folder}/agent-{agent}.pem")
-        environment.setdefault("CATENARY_TLS_KEY_FILE", f"{folder}/agent-{agent}-key.pem")
-        environment.setdefault("CATENARY_TLS_CA_FILE", f"{folder}/ca.pem")
+    environment.setdefault("CATENARY_AGENT_ID", agent)
     if environment.get("CATENARY_DEVICE") == "cuda":
         environment["CATENARY_DEVICE"] = f"cuda:{replica[1] - 1 if replica else 0}"
+
+
+def command_of(environment: MutableMapping[str, str]) -> list[str]:
+    """Returns the command that runs the agent, with a certificate if there is an authority."""
+    agent = ["catenaryd", "agent"]
+    authority = environment.pop("CATENARY_AUTHORITY", "")
+    if not authority:
+        return agent
+    enrol = ["catenaryd", "enrol", "agent", environment["CATENARY_AGENT_ID"]]
+    flags = [f"--authority={authority}", f"--token-file={TOKEN_FILE}", f"--out={CERTIFICATES}"]
+    return [*enrol, *flags, "--", *agent]
 
 
 def _own_name() -> str:
@@ -62,4 +73,4 @@ def _own_name() -> str:
 
 if __name__ == "__main__":
     settings_of(_own_name(), os.environ)
-    os.execvp("catenaryd", ["catenaryd", "agent", *sys.argv[1:]])
+    os.execvp("catenaryd", [*command_of(os.environ), *sys.argv[1:]])

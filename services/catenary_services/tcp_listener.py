@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from catenary_services.errors import Unavailable
+from catenary_services.errors import Unauthenticated, Unavailable
 from catenary_services.log import get_logger
 from catenary_services.memory import give_back_soon
 
@@ -76,6 +76,7 @@ class TcpListener:
         tls: ssl.SSLContext | None,
         first_byte: bytes | None = None,
         limits: ListenerLimits = ListenerLimits(),
+        register: Callable[[asyncio.BaseTransport], object] | None = None,
     ) -> None:
         """Creates a listener that is not open yet.
 
@@ -84,7 +85,9 @@ class TcpListener:
             tls: Context of handshakes; None for connections without TLS.
             first_byte: Without TLS, the first byte of every peer; None for any.
             limits: How many connections there may be in each state, and for how long.
+            register: Notes a connection after its handshake, as `WatchedFiles.register` does.
         """
+        self._register = register
         self._make = make
         self._tls = tls
         self._first_byte = first_byte if tls is None else _TLS_HANDSHAKE
@@ -232,8 +235,10 @@ class TcpListener:
                     ssl=self._tls,
                     **limits,
                 )
+                if self._register is not None:
+                    self._register(connection.transport)
                 await connection.settled.wait()
-        except (OSError, TimeoutError, asyncio.CancelledError):
+        except (OSError, TimeoutError, asyncio.CancelledError, Unauthenticated):
             # Whether the peer failed or the wait here ended, the connection has no peer.
             self._abort(connection)
         finally:
@@ -284,8 +289,9 @@ class TcpListener:
             self._abort(connection)
 
     def _abort(self, connection: _Connection) -> None:
-        if isinstance(connection.transport, asyncio.Transport):
-            connection.transport.abort()
+        if connection.transport is not None:
+            # Transports of uvloop are of no class of asyncio's.
+            getattr(connection.transport, "abort", connection.transport.close)()
         if connection.sock.fileno() >= 0 and connection.transport is None:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(connection.sock.fileno())

@@ -21,6 +21,7 @@ from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.lifecycle import STOP_TIMEOUT_S
 from catenary_services.settings import ProcessSettings
 from catenary_services.telemetry.metrics import Metrics
+from catenaryd.enrolment.role_tokens import read_secret
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "compose"
@@ -28,8 +29,8 @@ OURS = ("gateway", "scheduler-0", "scheduler-1", "agent", "agent-gpu")
 ONE_SHOTS = ("setup", "models")
 WITHOUT_SHELL = ("otel-collector",)
 """Images that hold one program and nothing to probe it with."""
-NOT_SETTINGS = {"CATENARY_CERTS"}
-"""Read by compose/image/start_agent.py, which makes settings of it."""
+NOT_SETTINGS = {"CATENARY_AUTHORITY"}
+"""Read by compose/image/start_agent.py, which has the agent certified there."""
 NAME = re.compile(r"\b(?:catenary|gen_ai)_[a-z0-9_]+")
 
 
@@ -93,13 +94,63 @@ def test_every_lasting_service_is_watched_limited_and_confined(
         assert each["read_only"] is True, name
         assert each["cap_drop"] == ["ALL"], name
         assert each["security_opt"] == ["no-new-privileges:true"], name
-        assert each["user"].partition(":")[0] not in ("0", "root", ""), name
+        assert re.fullmatch(r"[1-9][0-9]+:[0-9]+", each["user"]), name
         if name in ONE_SHOTS:
             assert each["restart"] == "no", name
             continue
         assert each["restart"] == "unless-stopped", name
         assert ("test" in each["healthcheck"]) == (name not in WITHOUT_SHELL), name
         assert "stop_grace_period" in each, name
+
+
+def test_each_role_is_a_user_of_its_own(services: dict[str, dict[str, Any]]) -> None:
+    roles = {"scheduler-0": "scheduler", "scheduler-1": "scheduler", "agent-gpu": "agent"}
+    roles |= {"setup": "authority"}
+    users = {(each["user"], roles.get(name, name)) for name, each in services.items()}
+    ours = [user for user, role in users if role not in ("tempo", "otel-collector")]
+    assert len(ours) == len(set(ours))
+
+
+def test_no_two_processes_share_a_private_key(services: dict[str, dict[str, Any]]) -> None:
+    """Keys are made in memory of one container; what is shared between containers holds none."""
+    for name in OURS:
+        each = services[name]
+        folder = each["environment"]["CATENARY_TLS_KEY_FILE"].rpartition("/")[0]
+        assert any(mount.startswith(f"{folder}:") for mount in each["tmpfs"]), name
+        mounted = {volume.split(":")[0] for volume in each["volumes"]}
+        assert not mounted & {"authority", "certs-redis"}, name
+        assert mounted <= {"keys", "models", "agent-models", "/catenary/run"}, name
+    holders = {
+        name
+        for name, each in services.items()
+        if any(volume.startswith("authority:") for volume in each.get("volumes", ()))
+    }
+    assert holders == {"setup", "authority"}
+
+
+def test_each_process_has_the_token_of_its_role_alone(services: dict[str, dict[str, Any]]) -> None:
+    tokens = {
+        name: {secret for secret in each.get("secrets", ()) if secret.endswith("_token")}
+        for name, each in services.items()
+    }
+    for name in OURS:
+        assert tokens[name] == {f"{name.partition('-')[0]}_token"}, name
+    assert len(tokens["authority"]) == 3
+    assert not any(tokens[name] for name in services if name not in (*OURS, "authority"))
+
+
+def test_one_variable_opens_the_cluster_and_nothing_else_does(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    opened = yaml.safe_load((FOLDER / "compose.insecure.yaml").read_text())["services"]
+    assert set(opened) == set(OURS)
+    for name in OURS:
+        before, after = services[name]["environment"], opened[name]["environment"]
+        assert "CATENARY_INSECURE" not in before
+        assert after["CATENARY_INSECURE"] == "true"
+        tls = {variable for variable in before if variable.startswith("CATENARY_TLS_")}
+        assert {variable for variable, value in after.items() if value == ""} >= tls
+    assert "CATENARY_INSECURE:+:compose.insecure.yaml" in (FOLDER / "cluster").read_text()
 
 
 def test_processes_have_time_to_drain_and_stop(services: dict[str, dict[str, Any]]) -> None:
@@ -156,7 +207,9 @@ def test_everything_mounted_and_every_secret_is_declared(
         assert set(each.get("secrets", ())) <= set(document["secrets"]), name
         for volume in each.get("volumes", ()):
             source = volume.partition(":")[0]
-            if source.startswith("."):
+            if source.startswith("/"):
+                assert ":" not in volume  # of this container alone
+            elif source.startswith("."):
                 assert (FOLDER / source).exists(), volume
             else:
                 assert source in document["volumes"], volume
@@ -166,11 +219,12 @@ def test_agents_see_no_models_but_those_they_have_fetched(
     services: dict[str, dict[str, Any]],
 ) -> None:
     for name, each in services.items():
-        mounted = dict(volume.split(":")[:2] for volume in each.get("volumes", ()))
+        mounts = [volume.split(":")[:2] for volume in each.get("volumes", ()) if ":" in volume]
+        mounted = {mount[0]: mount[1] for mount in mounts}
         if name.startswith("agent"):
             assert mounted["agent-models"] == "/catenary/models"
             assert "models" not in mounted
-            assert "models" not in each["depends_on"]
+            assert "models" not in each["depends_on"], name
 
 
 def test_redis_never_evicts_and_keeps_an_append_only_file(
@@ -204,7 +258,7 @@ def test_foreign_images_are_pinned(services: dict[str, dict[str, Any]]) -> None:
 
 
 def test_every_variable_of_the_compose_files_is_explained() -> None:
-    used = set()
+    used = {"CATENARY_INSECURE"}  # of compose/cluster
     for name in ("compose.yaml", "compose.local.yaml"):
         used |= set(re.findall(r"\$\{([A-Z_]+)", (FOLDER / name).read_text()))
     explained = set(re.findall(r"^#([A-Z_]+)=", (FOLDER / ".env.example").read_text(), re.M))
@@ -279,25 +333,17 @@ def test_an_agent_is_called_by_the_number_of_its_replica(
 
 
 def test_an_agents_settings_follow_from_its_name() -> None:
-    environment = {"CATENARY_CERTS": "/certs", "CATENARY_DEVICE": "cuda"}
-    script("start_agent").settings_of("catenary-agent-gpu-2.x", environment)
-    assert environment == {
-        "CATENARY_AGENT_ID": "agent-gpu-2",
-        "CATENARY_DEVICE": "cuda:1",
-        "CATENARY_TLS_CERT_FILE": "/certs/agent-agent-gpu-2.pem",
-        "CATENARY_TLS_KEY_FILE": "/certs/agent-agent-gpu-2-key.pem",
-        "CATENARY_TLS_CA_FILE": "/certs/ca.pem",
-    }
+    environment = {"CATENARY_AUTHORITY": "authority:8006", "CATENARY_DEVICE": "cuda"}
+    start = script("start_agent")
+    start.settings_of("catenary-agent-gpu-2.x", environment)
+    command = start.command_of(environment)
+    assert environment == {"CATENARY_AGENT_ID": "agent-gpu-2", "CATENARY_DEVICE": "cuda:1"}
+    assert command[:4] == ["catenaryd", "enrol", "agent", "agent-gpu-2"]
+    assert command[-3:] == ["--", "catenaryd", "agent"]
+    assert start.command_of(environment) == ["catenaryd", "agent"]
     given = {"CATENARY_AGENT_ID": "mine"}
     script("start_agent").settings_of("pod-0", given)
     assert given == {"CATENARY_AGENT_ID": "mine"}
-
-
-def test_certificates_are_made_for_every_name_that_scaling_can_give() -> None:
-    wanted = script("setup_cluster").processes({"CATENARY_MOST_AGENTS": "3"})
-    assert wanted["agent"][:3] == ["agent:agent-1", "agent:agent-2", "agent:agent-3"]
-    assert "agent:agent-gpu-8" in wanted["agent"]
-    assert wanted["gateway"] == ["gateway:gateway-0,gateway,localhost,127.0.0.1"]
 
 
 def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
@@ -308,7 +354,9 @@ def test_secrets_are_made_once_and_closed_to_others(tmp_path: Path) -> None:
     subprocess.run(["sh", str(copy)], check=True)
     again = {file.name: file.read_text() for file in (tmp_path / "secrets").iterdir()}
     assert first == again
-    assert len(set(first.values())) == len(first) == 6
+    assert len(set(first.values())) == len(first) == 9
+    for role in ("gateway", "scheduler", "agent"):
+        assert len(read_secret(tmp_path / "secrets" / f"{role}_token")) == 48
     assert all(len(text.strip()) >= 35 for text in first.values())
     assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o700
 

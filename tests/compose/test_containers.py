@@ -6,9 +6,12 @@ The tests run in this order on one cluster; each leaves it whole.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import ssl
+import subprocess
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 
@@ -122,14 +125,17 @@ def test_containers_are_well_and_confined(cluster: ComposeCluster, client: caten
     running = [each for each in cluster.containers() if each["State"]["Running"]]
     services = [each["Config"]["Labels"]["com.docker.compose.service"] for each in running]
     assert sorted(services) == sorted(
-        ["agent"] * 3 + ["collector", "gateway", "redis", "renewer", "scheduler-0", "scheduler-1"]
+        ["agent"] * 3 + ["authority", "collector", "gateway", "redis", "scheduler-0", "scheduler-1"]
     )
+    users: dict[str, set[str]] = {}
     for each in running:
         host = each["HostConfig"]
-        assert each["Config"]["User"] == "10001:10001", each["Name"]
+        role = each["Config"]["Labels"]["com.docker.compose.service"].partition("-")[0]
+        users.setdefault(role, set()).add(each["Config"]["User"])
         assert host["ReadonlyRootfs"], each["Name"]
         assert host["CapDrop"] == ["ALL"], each["Name"]
         assert host["Memory"] > 0, each["Name"]
+    assert len(set.union(*users.values())) == len(users), users  # one each, and no two the same
     wait_until(
         lambda: all(
             _health(each) == "healthy" for each in cluster.containers() if each["State"]["Running"]
@@ -170,6 +176,60 @@ def test_http_endpoint_answers_with_the_same_key(cluster: ComposeCluster) -> Non
     with urllib.request.urlopen(request, context=context, timeout=10) as answer:
         models = {each["id"] for each in json.load(answer)["data"]}
     assert TEXT in models
+
+
+def test_nothing_is_served_without_tls_or_to_who_shows_no_certificate(
+    cluster: ComposeCluster,
+) -> None:
+    for port in ("CATENARY_HTTP_PORT", "CATENARY_GRPC_PORT", "CATENARY_ADMIN_PORT"):
+        number = int(cluster.environment[port])
+        with pytest.raises((OSError, http.client.HTTPException)):
+            urllib.request.urlopen(f"http://localhost:{number}/v1/models", timeout=10)
+    strange = ssl.create_default_context()
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        urllib.request.urlopen(f"{cluster.http}/v1/models", context=strange, timeout=10)
+    # Inside, at the scheduler: TLS without a certificate of the cluster ends before a byte is read.
+    asks = (
+        "import socket, ssl; c = ssl._create_unverified_context();"
+        " s = c.wrap_socket(socket.create_connection(('scheduler-0', 8007), 10));"
+        " s.sendall(b'C' * 32); print(s.recv(1) or 'nothing')"
+    )
+    container = cluster.container("gateway")
+    said = subprocess.run(
+        ["docker", "exec", container, "python", "-c", asks],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=cluster.environment,
+    )
+    assert "nothing" in said.stdout or "ALERT" in said.stderr or "reset" in said.stderr, said
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler-0", "agent", "redis", "authority"])
+def test_a_container_cannot_write_its_root_file_system(
+    cluster: ComposeCluster, service: str
+) -> None:
+    for folder in ("/", "/etc", "/usr/bin", "/catenary"):
+        done = subprocess.run(
+            ["docker", "exec", cluster.container(service), "touch", f"{folder}/x"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=cluster.environment,
+        )
+        assert done.returncode != 0
+        assert "Read-only file system" in done.stderr or "Permission denied" in done.stderr
+
+
+def test_every_replica_has_a_key_of_its_own(cluster: ComposeCluster) -> None:
+    holders = [("agent", n) for n in (1, 2, 3)] + [("gateway", 1), ("scheduler-0", 1)]
+    keys = {
+        cluster.docker("exec", cluster.container(*who), "cat", "/catenary/certs/tls.key")
+        for who in holders
+    }
+    assert len(keys) == len(holders)
 
 
 @pytest.mark.parametrize("key", ["ctn_wrong", None])

@@ -20,6 +20,7 @@ from deployed.chart import (
     TOOLS,
     VALUE_FILES,
     Document,
+    all_pods,
     of_kind,
     pod_templates,
     rendered,
@@ -123,6 +124,8 @@ def test_helm_has_nothing_to_say_about_it() -> None:
         (["--set", "agents=null"], "agents"),
         (["--set", "tls.mode=csi"], "tls.issuer.name"),
         (["--set", "tls.mode=secrets"], "tls.secrets"),
+        (["--set", "tls.mode=none"], "mode"),
+        (["--set", "insecure=true", "--set", "tls.mode=csi"], "contradicts tls.mode"),
         (["--set", "monitoring.podMonitor.enabled=yes please"], "enabled"),
         (["--kube-version", "1.29.0"], "kubeVersion"),
     ],
@@ -200,15 +203,23 @@ def test_pods_have_time_to_drain_and_no_rights_they_do_not_need(values: str) -> 
         # Draining, then ten seconds at most to stop (catenary_services.lifecycle).
         least_s = sleep.get("seconds", 0) + drain_s + 10
         assert pod["terminationGracePeriodSeconds"] > least_s, name
+        assert not any("hostPort" in port for port in container["ports"])
+    users = {}
+    for name, pod in all_pods(documents).items():
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        assert not any("hostPort" in port for port in container["ports"])
+        users[pod["securityContext"]["runAsUser"]] = pod["containers"][0]["name"]
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, name
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), name
+            assert "memory" in container["resources"]["limits"], name
+    roles_seen = {pod["containers"][0]["name"] for pod in all_pods(documents).values()}
+    assert len(users) == len(roles_seen)  # a user for each role
 
 
 @pytest.mark.parametrize("values", VALUE_FILES)
@@ -283,13 +294,6 @@ def test_identities_follow_the_convention() -> None:
     assert {each["spec"]["uris"][0] for each in certificates.values()} == {
         f"spiffe://catenary/prod/operator/{name}" for name in ("alice", "ci", "keda")
     }
-
-
-def test_without_tls_and_keys_the_notes_warn() -> None:
-    done = run_helm("install", "cat", str(CHART), "--dry-run=client", "-n", "prod")
-    assert done.returncode == 0, done.stderr
-    assert "WARNING: tls.mode" in done.stdout
-    assert "WARNING: no API keys" in done.stdout
 
 
 def test_processes_with_certificates_of_their_own_have_names_that_are_known() -> None:

@@ -51,7 +51,7 @@ _LONGEST_FOLDER = 107 - len("/engine-01234567/engine.sock")
 
 
 @dataclass(frozen=True, slots=True)
-class StartPatience:
+class StartLimits:
     """The limits on waiting for an engine that starts."""
 
     silence_s: float
@@ -120,7 +120,7 @@ class EngineChild:
         """The id of the process; 0 before it is started."""
         return self._process.pid if self._process is not None else 0
 
-    def wait(self, is_ready: Callable[[], bool], patience: StartPatience) -> None:
+    def wait(self, is_ready: Callable[[], bool], limits: StartLimits) -> None:
         """Returns when the engine is ready, which is asked again and again.
 
         Raises:
@@ -134,11 +134,11 @@ class EngineChild:
                 raise self._failure()
             if self.heard_s > told_s:
                 told_s = self.heard_s
-                patience.progressed()
-            if patience.stopping.is_set():
+                limits.progressed()
+            if limits.stopping.is_set():
                 raise Unavailable("this agent is stopping")
-            if time.monotonic() - self.heard_s > patience.silence_s:
-                silent = f"has said nothing for {patience.silence_s:g} s while it started"
+            if time.monotonic() - self.heard_s > limits.silence_s:
+                silent = f"has said nothing for {limits.silence_s:g} s while it started"
                 raise InternalError(f"the engine {silent}: {self.last}")
 
     @property

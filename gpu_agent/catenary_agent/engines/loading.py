@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from catenary_agent.decoders.model_files.description import read_object
 from catenary_agent.decoders.model_files.quantisation import QuantisedLayout
-from catenary_agent.engines.child import EngineChild, StartPatience
+from catenary_agent.engines.child import EngineChild, StartLimits
 from catenary_agent.engines.client import EngineClient
 from catenary_agent.engines.executor import EngineExecutor
 from catenary_agent.engines.llama_server import LlamaServerProtocol, llama_server_command
@@ -104,8 +104,8 @@ def load_engine(
         try:
             began_s = time.monotonic()
             child.start()
-            patience = StartPatience(host.silence_s, host.stopping, host.steps.renew)
-            child.wait(_once(client.is_serving, child.socket), patience)
+            limits = StartLimits(host.silence_s, host.stopping, host.steps.renew)
+            child.wait(_once(client.is_serving, child.socket), limits)
             check_version(manifest, host.runtime, child.version)
             has = client.capacity()
             if has.sessions < booking.sessions or has.tokens < booking.tokens:
@@ -114,7 +114,7 @@ def load_engine(
                     f" {booking.tokens} of {booking.sessions} are booked"
                 )
             ready_s = time.monotonic()
-            timer = EngineTimer(client, started.protocol, booking, table.vocabulary_size, patience)
+            timer = EngineTimer(client, started.protocol, booking, table.vocabulary_size, limits)
             rounds.cost = timer.measure()
         except BaseException:
             client.close()

@@ -27,7 +27,7 @@ from catenary_services.errors import CatenaryError, InternalError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_agent.engines.child import StartPatience
+    from catenary_agent.engines.child import StartLimits
     from catenary_agent.engines.client import EngineClient
     from catenary_agent.engines.requests import EngineBooking, EngineProtocol, EngineTokens
 
@@ -64,7 +64,7 @@ class EngineTimer:
         protocol: EngineProtocol,
         booking: EngineBooking,
         vocabulary_size: int,
-        patience: StartPatience,
+        limits: StartLimits,
     ) -> None:
         """Measures nothing yet.
 
@@ -73,14 +73,14 @@ class EngineTimer:
             protocol: Its protocol.
             booking: The room that the engine has.
             vocabulary_size: Number of the model's tokens.
-            patience: How long the engine is waited for.
+            limits: How long the engine is waited for.
         """
         self._client = client
         self._protocol = protocol
         self._booking = booking
         self._random = np.random.default_rng(0)
         self._vocabulary_size = vocabulary_size
-        self._patience = patience
+        self._limits = limits
         self._changed = threading.Condition()
         self._came: dict[EngineStream, list[int]] = {}
         self._over = 0
@@ -194,12 +194,12 @@ class EngineTimer:
             while self._over < count and self._error is None:
                 if self._changed.wait(_POLL_S):
                     heard_s = time.monotonic()
-                    self._patience.progressed()
-                elif self._patience.stopping.is_set():
+                    self._limits.progressed()
+                elif self._limits.stopping.is_set():
                     self._error = Unavailable("this agent is stopping")
-                elif time.monotonic() - heard_s > self._patience.silence_s:
+                elif time.monotonic() - heard_s > self._limits.silence_s:
                     self._error = InternalError(
-                        f"the engine has generated nothing for {self._patience.silence_s:g} s"
+                        f"the engine has generated nothing for {self._limits.silence_s:g} s"
                     )
         if self._error is not None:
             for stream in streams:

@@ -96,7 +96,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             Unavailable: The address is in use or does not belong to this machine.
         """
         tls = self._security.ssl_context()
-        self._listener = TcpListener(self._accepted, tls, first_byte=b"C")
+        self._listener = TcpListener(
+            self._accepted, tls, first_byte=b"C", register=self._security.register
+        )
         self.port = await self._listener.start(host, port)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ async def connected(
         CatenaryError: The endpoint cannot be reached, or is none.
     """
     try:
-        await asyncio.get_running_loop().create_connection(
+        transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: stream,
             host,
             port,
@@ -85,6 +85,7 @@ async def connected(
     except OSError as error:
         raise Unavailable(f"control streams at {host_port(host, port)}: {error}") from error
     if not security.insecure:
+        security.register(transport)
         identity = identity_of_socket(stream.ssl_object)
         require_role(identity, security.cluster, (Role.SCHEDULER,), "take control streams")
     hello = scheduler_pb2.ControlHello(role=_ROLES[role], group=group)

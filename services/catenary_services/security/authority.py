@@ -9,15 +9,19 @@ and waits.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from catenary_services.errors import InvalidInput
 from catenary_services.security.identity import Identity, Role
+from catenary_services.security.living_connections import revocation_lists
 from catenary_services.security.x509 import (
+    chosen_names,
     cluster_of,
     identity_names,
     identity_of,
@@ -26,7 +30,6 @@ from catenary_services.security.x509 import (
     names_of,
     new_key,
     other_names,
-    pem_of,
     read_certificates,
     read_key,
     self_signed,
@@ -34,6 +37,7 @@ from catenary_services.security.x509 import (
     subject_names,
     write_certificates,
     write_key,
+    write_trusted,
 )
 
 AUTHORITY_FILE = "ca.pem"
@@ -42,6 +46,10 @@ NEXT_KEY_FILE = "ca-next-key.pem"
 """File with the key of an authority that is already trusted and does not sign yet."""
 DAYS = 30
 AUTHORITY_DAYS = 365
+MOST_REVOKED = 500
+"""The most certificates revoked at a time, for the list goes wherever the authority goes."""
+MOST_REMEMBERED = 64
+"""The most certificates of one identity that can be revoked later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +159,33 @@ class CertificateAuthority:
             identity, cert_file, key_file, certificate.not_valid_after_utc, made=True
         )
 
-    def sign(self, identity: Identity, key: ec.EllipticCurvePublicKey) -> x509.Certificate:
+    def sign(
+        self, identity: Identity, key: ec.EllipticCurvePublicKey, names: Sequence[str] = ()
+    ) -> x509.Certificate:
         """Returns a new certificate for a key that lies elsewhere.
 
         It has no name that its holder chose: one called "localhost" would be one for every client
-        that trusts the authority.
+        that trusts the authority. `names` come from whoever runs the authority.
 
         Raises:
-            InvalidInput: The identity is of another cluster, or there is no usable authority.
+            InvalidInput: The identity is of another cluster, a name cannot be one, or there is no
+                usable authority.
         """
         if identity.cluster != self._cluster:
             raise InvalidInput("cluster", f"this is the authority of cluster {self._cluster}")
-        return signed(identity, identity_names(identity), key, self._signer(), self._life)
+        alternatives = [*identity_names(identity), *chosen_names(names)]
+        made = signed(identity, alternatives, key, self._signer(), self._life)
+        self._remember(identity, made)
+        return made
 
     @property
     def cluster(self) -> str:
         return self._cluster
+
+    @property
+    def file(self) -> Path:
+        """The file of the authorities that are trusted."""
+        return self._file
 
     @property
     def signer_digest(self) -> bytes:
@@ -174,8 +193,53 @@ class CertificateAuthority:
         return key_digest(self._signer()[0].public_key())
 
     def trusted(self) -> bytes:
-        """Returns the certificates of all authorities that are trusted, PEM."""
-        return pem_of(read_certificates(self._file))
+        """Returns the authorities that are trusted and their lists of revoked ones, PEM."""
+        return self._file.read_bytes()
+
+    def revoke(self, identity: Identity) -> int:
+        """Revokes every certificate of an identity that is still good; returns how many.
+
+        Its files in the folder are removed, so that nothing renews them.
+
+        Raises:
+            InvalidInput: There is no usable authority, it has signed nothing for the identity, or
+                as many are revoked as fit into a list.
+        """
+        authority, key = self._signer()
+        pair, issued = pair_files(self._folder, identity), self._issued_file(identity)
+        known = [
+            each for file in (pair[0], issued) if file.exists() for each in read_certificates(file)
+        ]
+        good = {each.serial_number: each for each in known if is_signed_by(each, authority)}
+        if not good:
+            raise InvalidInput("revoke", f"{identity} has no certificate of this authority")
+        lists = revocation_lists(self.trusted())
+        now = dt.datetime.now(dt.UTC)
+        entries = [
+            each
+            for found in lists
+            if found.issuer == authority.subject
+            for each in found
+            if each.serial_number not in good
+        ]
+        if len(entries) + len(good) > MOST_REVOKED:
+            raise InvalidInput("revoke", f"over {MOST_REVOKED} are revoked: change the authority")
+        builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
+        builder = builder.last_update(now).next_update(authority.not_valid_after_utc)
+        for entry in entries:
+            builder = builder.add_revoked_certificate(entry)
+        for serial in good:
+            entry = (
+                x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+            )
+            builder = builder.add_revoked_certificate(entry)
+        others = [each for each in lists if each.issuer != authority.subject]
+        self._write_trusted(
+            read_certificates(self._file), [*others, builder.sign(key, hashes.SHA256())]
+        )
+        for file in (*pair, issued):
+            file.unlink(missing_ok=True)
+        return len(good)
 
     def requests(self) -> list[CertificateRequest]:
         """Returns the requests of all certificates in the folder, to issue them again."""
@@ -204,7 +268,8 @@ class CertificateAuthority:
         key = new_key()
         following = self_signed(self._cluster, key, dt.timedelta(days=days))
         write_key(next_key, key)
-        write_certificates(self._file, [*read_certificates(self._file), following])
+        lists = revocation_lists(self.trusted())
+        self._write_trusted([*read_certificates(self._file), following], lists)
 
     def use_next(self) -> list[IssuedCertificate]:
         """Signs with the added authority from now on, and issues all certificates anew.
@@ -227,9 +292,30 @@ class CertificateAuthority:
         """
         if (self._folder / NEXT_KEY_FILE).exists():
             raise InvalidInput("authority", "the one that was added is not used yet")
-        write_certificates(self._file, [self._signer()[0]])
+        signer = self._signer()[0]
+        lists = revocation_lists(self.trusted())
+        self._write_trusted([signer], [each for each in lists if each.issuer == signer.subject])
 
     # ---- private ----
+
+    def _write_trusted(
+        self,
+        authorities: Sequence[x509.Certificate],
+        lists: Sequence[x509.CertificateRevocationList],
+    ) -> None:
+        write_trusted(self._file, authorities, lists)
+
+    def _issued_file(self, identity: Identity) -> Path:
+        """Returns the file of the newest certificates whose keys lie elsewhere."""
+        return self._folder / "issued" / pair_files(self._folder, identity)[0].name
+
+    def _remember(self, identity: Identity, made: x509.Certificate) -> None:
+        file = self._issued_file(identity)
+        file.parent.mkdir(exist_ok=True)
+        now = dt.datetime.now(dt.UTC)
+        before = read_certificates(file) if file.exists() else []
+        kept = [each for each in before if each.not_valid_after_utc > now]
+        write_certificates(file, [made, *kept[: MOST_REMEMBERED - 1]])
 
     def _signer(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         """Returns the trusted authority that signs, by the key in the folder, and this key."""

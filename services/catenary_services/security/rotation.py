@@ -2,7 +2,8 @@
 
 The files are examined whenever a connection is made (three `stat` calls) and every few seconds. New
 ones replace the old if they match each other, are valid now and name the same identity. Otherwise
-the process keeps what it has and logs that once. A connection keeps what it was made with.
+the process keeps what it has and logs that once. A connection keeps what it was made with, as long
+as its peer would be let in again (`living_connections`).
 
 What reads certificates takes 8 MB, so it is imported when the first file is read.
 """
@@ -15,7 +16,8 @@ import os
 import ssl
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,13 @@ from typing import TYPE_CHECKING
 from catenary_services.errors import InvalidInput
 from catenary_services.log import get_logger
 from catenary_services.security.identity import Identity
+from catenary_services.security.living_connections import (
+    LivingConnections,
+    TrustedAuthorities,
+    peer_certificate,
+    revocation_lists,
+    revoked_by,
+)
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -51,12 +60,15 @@ class TlsMaterial:
     identity: Identity | None
     number: int = 0
     """A number that grows whenever the files are read again."""
+    trust: TrustedAuthorities = field(default_factory=TrustedAuthorities)
+    """The authorities and revocations in `authorities`."""
 
 
 class WatchedFiles:
     """Certificate, key and authorities of one process.
 
-    Thread-safe, because files are read and examined on several threads.
+    Thread-safe, because files are read and examined on several threads; but for the living
+    connections, which belong to the event loop.
     """
 
     def __init__(self, cert: Path | None, key: Path | None, authorities: Path | None) -> None:
@@ -68,6 +80,7 @@ class WatchedFiles:
         self._warned_s = -_WARN_EVERY_S
         self._contexts: dict[tuple[bool, bool, bool, str | None], tuple[int, ssl.SSLContext]] = {}
         """Contexts by kind, each with the number of the material it was made of."""
+        self._living = LivingConnections()
 
     def current(self) -> TlsMaterial:
         """Returns the material in force, after reading files that changed if they are good.
@@ -148,11 +161,26 @@ class WatchedFiles:
             _log.warning("certificate_ends_soon", file=str(self._files[0]), hours_left=left / _HOUR)
         return left.total_seconds()
 
+    def register(self, transport: asyncio.BaseTransport) -> Callable[[], None]:
+        """Notes a connection that was made with these files; returns what takes it off again.
+
+        From then on it is closed once its peer would not be let in any more. A connection whose
+        peer has shown no certificate is not noted.
+
+        Raises:
+            Unauthenticated: The peer's certificate was revoked; the connection is closed.
+        """
+        shown = peer_certificate(transport.get_extra_info("ssl_object"))
+        if shown is None:
+            return _nothing
+        return self._living.register(transport, shown, self.current().trust)
+
     async def watch(self) -> None:
-        """Examines the files every few seconds until cancelled."""
+        """Examines the files, and the living connections, every few seconds until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             self.seconds_left()
+            self._living.sweep(self.current().trust)
 
     # ---- private; the lock is held ----
 
@@ -181,11 +209,10 @@ class WatchedFiles:
 
         cert, key, authorities = self._files
         trusted = _read("tls_ca_file", authorities) if authorities is not None else None
-        if trusted is not None and authorities is not None:
-            certificates_in("tls_ca_file", trusted)
         number = known.number + 1 if known is not None else 1
+        trust = _trust_in(trusted, number)
         if cert is None:
-            return TlsMaterial(None, None, trusted, None, None, None, number)
+            return TlsMaterial(None, None, trusted, None, None, None, number, trust)
         chain, private = _read("tls_cert_file", cert), _read("tls_key_file", key)
         first = certificates_in("tls_cert_file", chain)[0]
         _check_pair(first, private)
@@ -193,16 +220,34 @@ class WatchedFiles:
         if known is not None:
             _check_change(first, known.identity, identity)
         ends = first.not_valid_after_utc
-        for authority in certificates_in("tls_ca_file", trusted) if trusted else ():
+        for authority in trust.certificates:
             if is_signed_by(first, authority):
                 ends = min(ends, authority.not_valid_after_utc)
-        return TlsMaterial(chain, private, trusted, first, ends, identity, number)
+        return TlsMaterial(chain, private, trusted, first, ends, identity, number, trust)
 
 
 @cache
 def watched_files(cert: Path | None, key: Path | None, authorities: Path | None) -> WatchedFiles:
     """Returns the one watch of these files in this process."""
     return WatchedFiles(cert, key, authorities)
+
+
+def _trust_in(pem: bytes | None, number: int) -> TrustedAuthorities:
+    """Returns the authorities in a file's text, with what they have revoked.
+
+    Raises:
+        InvalidInput: It holds none, or something that cannot be read.
+    """
+    if pem is None:
+        return TrustedAuthorities(number=number)
+    from catenary_services.security.x509 import certificates_in
+
+    found = tuple(certificates_in("tls_ca_file", pem))
+    return TrustedAuthorities(found, revoked_by(found, revocation_lists(pem)), number)
+
+
+def _nothing() -> None:
+    """Takes off a connection that was never noted."""
 
 
 def _context_of(material: TlsMaterial, *, server: bool) -> ssl.SSLContext:

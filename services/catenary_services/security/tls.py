@@ -8,7 +8,9 @@ the files as they are then.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +75,17 @@ class ServerSecurity:
             InvalidInput: The files are not good.
         """
         return None if self.insecure else self.files.listening_context(speaks)
+
+    def register(self, transport: asyncio.BaseTransport) -> Callable[[], None]:
+        """Notes an accepted connection, which ends when its peer is not to be trusted any more.
+
+        Returns what takes it off again. Without TLS, or if the peer has shown no certificate, there
+        is nothing to note.
+
+        Raises:
+            Unauthenticated: The peer's certificate was revoked; the connection is closed.
+        """
+        return _nothing if self.insecure else self.files.register(transport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,14 @@ class ClientSecurity:
             InvalidInput: The files are not good.
         """
         return None if self.insecure else self.files.context(server=False, checks_name=False)
+
+    def register(self, transport: asyncio.BaseTransport) -> Callable[[], None]:
+        """Notes a connection to a server; see `ServerSecurity.register`."""
+        return _nothing if self.insecure else self.files.register(transport)
+
+
+def _nothing() -> None:
+    """Takes off a connection without certificates, which was never noted."""
 
 
 def _is_insecure(settings: ProcessSettings) -> bool:

@@ -101,10 +101,19 @@ def subject_names(identity: Identity, others: Iterable[str]) -> list[x509.Genera
     Raises:
         InvalidInput: One of the others is neither a DNS name nor an IP address.
     """
-    found: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
-    dns = [*identity.server_names]
+    found = identity_names(identity)
     if _DNS_NAME.fullmatch(identity.name):
-        dns.append(identity.name)
+        found.append(x509.DNSName(identity.name))
+    return list(dict.fromkeys([*found, *chosen_names(others)]))
+
+
+def chosen_names(others: Iterable[str]) -> list[x509.GeneralName]:
+    """Returns DNS names, then IP addresses, as they stand in a certificate.
+
+    Raises:
+        InvalidInput: One is neither, or stands for a role.
+    """
+    dns: list[x509.GeneralName] = []
     addresses: list[x509.GeneralName] = []
     for other in others:
         try:
@@ -115,9 +124,8 @@ def subject_names(identity: Identity, others: Iterable[str]) -> list[x509.Genera
             if is_reserved(other):
                 # A process with such a name would be taken for one of that role.
                 raise InvalidInput("names", f"{other!r} stands for a role") from None
-            dns.append(other)
-    found += [x509.DNSName(name) for name in dns]
-    return list(dict.fromkeys([*found, *addresses]))
+            dns.append(x509.DNSName(other))
+    return [*dns, *addresses]
 
 
 def names_of(certificate: x509.Certificate) -> set[x509.GeneralName]:
@@ -233,6 +241,16 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 def write_certificates(file: Path, certificates: Iterable[x509.Certificate]) -> None:
     """Replaces a PEM file of certificates, readable by all."""
     _replace(file, pem_of(certificates), 0o644)
+
+
+def write_trusted(
+    file: Path,
+    authorities: Iterable[x509.Certificate],
+    lists: Iterable[x509.CertificateRevocationList],
+) -> None:
+    """Replaces the file of the authorities and their lists of revoked ones, readable by all."""
+    pem = [each.public_bytes(serialization.Encoding.PEM) for each in lists]
+    _replace(file, pem_of(authorities) + b"".join(pem), 0o644)
 
 
 def write_key(file: Path, key: ec.EllipticCurvePrivateKey) -> None:

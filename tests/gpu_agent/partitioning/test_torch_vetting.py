@@ -187,6 +187,35 @@ def test_a_program_exported_for_training_is_refused(tmp_path: Path) -> None:
         load_torch(path)
 
 
+class Counting(torch.nn.Module):
+    """Adds up what it was given, for the next request to see."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3, 8, 8))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.total.add_(rows.sum(0))
+        return rows + self.total
+
+
+class Overwriting(torch.nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        rows.mul_(2.0)
+        return rows + 1.0
+
+
+@pytest.mark.parametrize("module", [Counting, Overwriting])
+def test_what_outlives_a_request_must_not_change(
+    tmp_path: Path, module: type[torch.nn.Module]
+) -> None:
+    path = export(module(), tmp_path / "m.pt2")
+    with pytest.raises(InvalidInput, match=r"outlives a request|keeps state"):
+        load_torch(path)
+
+
 def test_weights_that_are_larger_than_their_bytes_are_refused(plain: Path, tmp_path: Path) -> None:
     def edit(members: dict[str, bytes]) -> None:
         config = json.loads(members[WEIGHTS])

@@ -62,7 +62,16 @@ def pod_templates(documents: list[Document]) -> dict[str, Document]:
         each["metadata"]["name"]: each["spec"]["template"]
         for each in documents
         if each["kind"] in ("Deployment", "StatefulSet")
-        and each["spec"]["template"]["spec"]["containers"][0]["name"] != "redis"
+        and each["spec"]["template"]["spec"]["containers"][0]["name"] not in ("redis", "authority")
+    }
+
+
+def all_pods(documents: list[Document]) -> dict[str, Document]:
+    """Returns the specs of all pods, by the name of their controller."""
+    return {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in documents
+        if each["kind"] in ("Deployment", "StatefulSet")
     }
 
 

@@ -84,18 +84,117 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- max $fewest 1 -}}
 {{- end -}}
 
+{{/* Where certificates come from: own, csi, secrets; none is what `insecure` makes of it. */}}
+{{- define "catenary.tlsMode" -}}
+{{- if not .Values.insecure -}}
+{{- .Values.tls.mode -}}
+{{- else if ne .Values.tls.mode "own" -}}
+{{- fail "insecure: contradicts tls.mode, which is set as well" -}}
+{{- else -}}
+none
+{{- end -}}
+{{- end -}}
+
+{{/* The Secret with the file of API keys, if there are any: one of ours, or a generated one. */}}
+{{- define "catenary.keysSecret" -}}
+{{- if .Values.apiKeys.existingSecret -}}
+{{- .Values.apiKeys.existingSecret -}}
+{{- else if not .Values.insecure -}}
+{{- include "catenary.fullname" . }}-keys
+{{- end -}}
+{{- end -}}
+
+{{/* Where KEDA's API key is, if there is one. */}}
+{{- define "catenary.kedaKey" -}}
+{{- if .Values.keda.apiKey.existingSecret -}}
+{name: {{ .Values.keda.apiKey.existingSecret }}, key: {{ .Values.keda.apiKey.key }}}
+{{- else if and (not .Values.apiKeys.existingSecret) (not .Values.insecure) -}}
+{name: {{ include "catenary.fullname" . }}-keys, key: view-key}
+{{- end -}}
+{{- end -}}
+
+{{/* The Secret with the password of Redis, if it has one: one of ours, or a generated one. */}}
+{{- define "catenary.redisSecret" -}}
+{{- if .Values.redis.existingSecret -}}
+{{- .Values.redis.existingSecret -}}
+{{- else if .Values.redis.bundled.enabled -}}
+{{- include "catenary.fullname" . }}-redis
+{{- end -}}
+{{- end -}}
+
+{{/* DNS names of the gateways' Services. */}}
+{{- define "catenary.gatewayNames" -}}
+{{- $service := printf "%s-gateway" (include "catenary.fullname" .) -}}
+{{- concat (list $service (printf "%s.%s" $service .Release.Namespace) (printf "%s.%s.svc" $service .Release.Namespace)) .Values.tls.gatewayDnsNames | join "," -}}
+{{- end -}}
+
+{{/* A user of its own for every role, on top of what all pods have in common. */}}
+{{- define "catenary.podSecurityContext" -}}
+{{- $user := int (index .root.Values.users .component) -}}
+{{- toYaml (merge (deepCopy .root.Values.podSecurityContext) (dict "runAsUser" $user)) -}}
+{{- end -}}
+
+{{/* A container that gets the pod's certificate from the chart's authority and, unless it is Redis's,
+     renews it: (dict "root" $ "component" ...). The token is in no other container of the pod. */}}
+{{- define "catenary.enrolContainer" -}}
+{{- $stays := ne .component "redis" -}}
+- name: certificate
+  image: {{ include "catenary.image" (dict "root" .root "component" "scheduler" "own" dict) }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command:
+    - catenaryd
+    - enrol
+    - {{ .component }}
+    - $(POD_NAME)
+    - --authority={{ include "catenary.fullname" .root }}-authority.{{ .root.Release.Namespace }}.svc:8006
+    - --token-file=/catenary/token/secret
+    - --out=/catenary/tls
+    {{- if $stays }}
+    - --stay
+    {{- end }}
+  env:
+    - name: POD_NAME
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    - {name: CATENARY_LOG_JSON, value: "true"}
+  securityContext:
+    {{- toYaml .root.Values.containerSecurityContext | nindent 4 }}
+  {{- if $stays }}
+  restartPolicy: Always
+  startupProbe:
+    exec: {command: [test, -s, /catenary/tls/tls.crt]}
+    periodSeconds: 1
+    failureThreshold: 300
+  {{- end }}
+  resources:
+    {{- toYaml .root.Values.authority.enrolResources | nindent 4 }}
+  volumeMounts:
+    - {name: tls, mountPath: /catenary/tls}
+    - {name: token, mountPath: /catenary/token, readOnly: true}
+    - {name: tmp, mountPath: /tmp}
+{{- end -}}
+
+{{- define "catenary.enrolVolumes" -}}
+- name: tls
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
+- name: token
+  secret:
+    secretName: {{ include "catenary.fullname" .root }}-tokens
+    defaultMode: 0440
+    items: [{key: {{ .component }}, path: secret}]
+{{- end -}}
+
 {{/* TLS settings of a role, for its section of catenary.yaml: (dict "root" $ "component" ...) */}}
 {{- define "catenary.tlsSettings" -}}
-{{- if eq .root.Values.tls.mode "none" -}}
+{{- if eq (include "catenary.tlsMode" .root) "none" -}}
 insecure: true
-{{- else if eq .root.Values.tls.mode "csi" -}}
+{{- else if has (include "catenary.tlsMode" .root) (list "own" "csi") -}}
 tls_cert_file: /catenary/tls/tls.crt
 tls_key_file: /catenary/tls/tls.key
 tls_ca_file: /catenary/tls/ca.crt
 {{- else -}}
 tls_ca_file: /catenary/tls/ca.pem
 {{- end -}}
-{{- if and (eq .component "gateway") (ne .root.Values.tls.mode "none") -}}
+{{- if and (eq .component "gateway") (ne (include "catenary.tlsMode" .root) "none") -}}
 {{- if .root.Values.tls.endpointsInsecure }}
 endpoints_insecure: true
 {{- else if .root.Values.tls.endpointSecret }}
@@ -136,7 +235,7 @@ otlp_endpoint: {{ . | quote }}
 - name: CATENARY_TRANSPORT_HOST
   value: $(POD_IP)
 {{- end }}
-{{- if eq .root.Values.tls.mode "secrets" }}
+{{- if eq (include "catenary.tlsMode" .root) "secrets" }}
 - name: CATENARY_TLS_CERT_FILE
   value: /catenary/tls/{{ .component }}-$(POD_NAME).pem
 - name: CATENARY_TLS_KEY_FILE
@@ -164,17 +263,17 @@ otlp_endpoint: {{ . | quote }}
   subPath: {{ . }}
   {{- end }}
 {{- end }}
-{{- if ne .root.Values.tls.mode "none" }}
+{{- if ne (include "catenary.tlsMode" .root) "none" }}
 - {name: tls, mountPath: /catenary/tls, readOnly: true}
 {{- end }}
 {{- if and (eq .component "gateway") (include "catenary.ownEndpointCertificate" .root) }}
 - {name: endpoint, mountPath: /catenary/endpoint, readOnly: true}
 {{- end }}
-{{- if and .root.Values.apiKeys.existingSecret (has .component (list "gateway" "scheduler")) }}
+{{- if and (include "catenary.keysSecret" .root) (has .component (list "gateway" "scheduler")) }}
 - {name: api-keys, mountPath: /catenary/keys, readOnly: true}
 {{- end }}
 {{- if eq .component "scheduler" }}
-{{- if .root.Values.redis.existingSecret }}
+{{- if include "catenary.redisSecret" .root }}
 - {name: redis-password, mountPath: /catenary/redis, readOnly: true}
 {{- end }}
 {{- if and .root.Values.redis.caSecret (not .root.Values.redis.bundled.enabled) }}
@@ -205,7 +304,7 @@ otlp_endpoint: {{ . | quote }}
   {{- toYaml .root.Values.modelRepository.volume | nindent 2 }}
   {{- end }}
 {{- end }}
-{{- if eq .root.Values.tls.mode "csi" }}
+{{- if eq (include "catenary.tlsMode" .root) "csi" }}
 - name: tls
   csi:
     driver: csi.cert-manager.io
@@ -220,7 +319,9 @@ otlp_endpoint: {{ . | quote }}
       csi.cert-manager.io/renew-before: {{ .root.Values.tls.renewBefore }}
       csi.cert-manager.io/key-usages: digital signature,key encipherment,server auth,client auth
       csi.cert-manager.io/fs-group: {{ .root.Values.podSecurityContext.fsGroup | quote }}
-{{- else if eq .root.Values.tls.mode "secrets" }}
+{{- else if eq (include "catenary.tlsMode" .root) "own" }}
+{{ include "catenary.enrolVolumes" . }}
+{{- else if eq (include "catenary.tlsMode" .root) "secrets" }}
 - name: tls
   secret:
     secretName: {{ required (printf "tls.secrets.%s: the Secret of tls.mode=secrets" .component) (index .root.Values.tls.secrets .component) }}
@@ -230,15 +331,15 @@ otlp_endpoint: {{ . | quote }}
 - name: endpoint
   secret: {secretName: {{ .root.Values.tls.endpointSecret }}, defaultMode: 0440}
 {{- end }}
-{{- if and .root.Values.apiKeys.existingSecret (has .component (list "gateway" "scheduler")) }}
+{{- if and (include "catenary.keysSecret" .root) (has .component (list "gateway" "scheduler")) }}
 - name: api-keys
   secret:
-    secretName: {{ .root.Values.apiKeys.existingSecret }}
+    secretName: {{ include "catenary.keysSecret" .root }}
     defaultMode: 0440
     items: [{key: {{ .root.Values.apiKeys.key }}, path: keys.json}]
 {{- end }}
 {{- if eq .component "scheduler" }}
-{{- with .root.Values.redis.existingSecret }}
+{{- with include "catenary.redisSecret" .root }}
 - name: redis-password
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
@@ -256,14 +357,12 @@ otlp_endpoint: {{ . | quote }}
      told it, and the Services people dial. */}}
 {{- define "catenary.dnsNames" -}}
 {{- $cluster := .root.Values.cluster -}}
-{{- $full := include "catenary.fullname" .root -}}
 {{- $names := list (printf "%s.%s.catenary.internal" .component $cluster) -}}
 {{- if ne .component "scheduler" -}}
 {{- $names = append $names (printf "${POD_NAME}.peer.%s.catenary.internal" $cluster) -}}
 {{- end -}}
 {{- if eq .component "gateway" -}}
-{{- $service := printf "%s-gateway" $full -}}
-{{- $names = concat $names (list $service (printf "%s.%s" $service .root.Release.Namespace) (printf "%s.%s.svc" $service .root.Release.Namespace)) .root.Values.tls.gatewayDnsNames -}}
+{{- $names = append $names (include "catenary.gatewayNames" .root) -}}
 {{- end -}}
 {{- join "," $names -}}
 {{- end -}}
@@ -296,7 +395,7 @@ serviceAccountName: {{ include "catenary.serviceAccountName" .root }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:
-  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+  {{- include "catenary.podSecurityContext" . | nindent 2 }}
 # Taken out of the Service, drained, stopped: in this order, and with time to spare.
 terminationGracePeriodSeconds: {{ add (int .own.preStopSeconds) (int .own.drainTimeoutSeconds) 15 }}
 {{- with .root.Values.image.pullSecrets }}
@@ -334,6 +433,10 @@ topologySpreadConstraints:
 {{- end }}
 volumes:
   {{- include "catenary.volumes" . | nindent 2 }}
+{{- if eq (include "catenary.tlsMode" .root) "own" }}
+initContainers:
+  {{- include "catenary.enrolContainer" . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- define "catenary.containerCommon" -}}
@@ -357,6 +460,16 @@ checksum/config: {{ include (print .root.Template.BasePath "/configmap.yaml") .r
 {{- end }}
 {{- with .own.podAnnotations }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Pods ask the chart's authority for certificates. */}}
+{{- define "catenary.authorityEgress" -}}
+{{- if eq (include "catenary.tlsMode" .) "own" }}
+- to:
+    {{- include "catenary.peers" (list (include "catenary.selectorLabels" (dict "root" . "component" "authority") | fromYaml)) | nindent 4 }}
+  ports:
+    - {port: 8006, protocol: TCP}
 {{- end }}
 {{- end -}}
 
@@ -392,7 +505,7 @@ checksum/config: {{ include (print .root.Template.BasePath "/configmap.yaml") .r
 {{- end -}}
 
 {{- define "catenary.endpointsHaveTls" -}}
-{{- if and (ne .Values.tls.mode "none") (not .Values.tls.endpointsInsecure) }}yes{{ end -}}
+{{- if and (ne (include "catenary.tlsMode" .) "none") (not .Values.tls.endpointsInsecure) }}yes{{ end -}}
 {{- end -}}
 
 {{/* An endpoint with a certificate of its own. */}}

@@ -1,4 +1,4 @@
-"""What a connection does with the bytes that are read, and what it needs of its owner."""
+"""The phases of a connection, and the part of its owner that it uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionPhase(Enum):
-    """What the next bytes of a connection are, and who gets them."""
+    """The meaning of the next bytes of a connection, which says who gets them."""
 
     HEADERS = auto()
     """The headers of a request."""
@@ -29,7 +29,7 @@ class ConnectionPhase(Enum):
     LENT = auto()
     """The body of a request that aiohttp answers; what is behind it waits."""
     GIVEN = auto()
-    """Whatever aiohttp takes them for."""
+    """All that comes: aiohttp has the connection for good."""
 
 
 class ConnectionOwner(Protocol):

@@ -29,7 +29,7 @@ class WatchedConnection(Protocol):
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """Its transport; None once it is closed."""
+        """The transport; None once the connection is closed."""
         ...
 
     def force_close(self) -> None:

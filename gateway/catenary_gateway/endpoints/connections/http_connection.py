@@ -50,7 +50,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Bytes that were read and that nobody has got yet."""
         self._data = b""
         self._header: RequestHeader | None = None
-        """What `_data`, the headers of the last request, say. Most clients repeat them."""
+        """The meaning of `_data`, the headers of the last request. Most clients repeat them."""
         self._missing = 0
         """Bytes of the present body that whoever gets them has not got."""
         self._body: BodyBuffer | None = None

@@ -55,10 +55,10 @@ class RequestHeader(NamedTuple):
     """The line and the headers of a plain request."""
 
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """The headers by their names in lower case."""
     body_bytes: int
     target: InferenceTarget | None
-    """What to infer; None if the request is not one that a connection answers itself."""
+    """The model to infer; None if the request is not one that a connection answers itself."""
 
 
 def header_of(data: bytes) -> RequestHeader | None:

@@ -30,6 +30,7 @@ class EnrolmentRequest(_message.Message):
     FACTS_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def discover(self) -> Global___DiscoverCluster:
         """For everybody: what is public of the cluster."""
@@ -54,6 +55,10 @@ class EnrolmentRequest(_message.Message):
     def leave(self) -> Global___LeaveCluster:
         """The machine's certificates are not renewed any more, and its name is free."""
 
+    @_builtins.property
+    def process(self) -> Global___EnrolProcess:
+        """With the token of a role: a certificate for one process of it; answered by `issued`."""
+
     def __init__(
         self,
         *,
@@ -63,12 +68,13 @@ class EnrolmentRequest(_message.Message):
         facts: Global___GetClusterFacts | None = ...,
         measure: Global___MeasureLink | None = ...,
         leave: Global___LeaveCluster | None = ...,
+        process: Global___EnrolProcess | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["discover", b"discover", "enrol", b"enrol", "facts", b"facts", "kind", b"kind", "leave", b"leave", "measure", b"measure", "renew", b"renew"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["discover", b"discover", "enrol", b"enrol", "facts", b"facts", "kind", b"kind", "leave", b"leave", "measure", b"measure", "process", b"process", "renew", b"renew"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discover", b"discover", "enrol", b"enrol", "facts", b"facts", "kind", b"kind", "leave", b"leave", "measure", b"measure", "renew", b"renew"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discover", b"discover", "enrol", b"enrol", "facts", b"facts", "kind", b"kind", "leave", b"leave", "measure", b"measure", "process", b"process", "renew", b"renew"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["discover", "enrol", "renew", "facts", "measure", "leave"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["discover", "enrol", "renew", "facts", "measure", "leave", "process"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -124,12 +130,21 @@ Global___EnrolmentAnswer: _TypeAlias = EnrolmentAnswer  # noqa: Y015
 class DiscoverCluster(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.str
+    """Of a token of a role, whose secret the answer shall prove."""
+    nonce: _builtins.bytes
+    """Random, so that an old proof proves nothing."""
     def __init__(
         self,
+        *,
+        token_id: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -144,6 +159,7 @@ class ClusterIdentity(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     UNIX_NS_FIELD_NUMBER: _builtins.int
     OBSERVED_ADDRESS_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     authorities: _builtins.str
     """The certificates of the authorities that are trusted, PEM. Believed only if the key of one of them
     has the digest in the join line.
@@ -155,6 +171,10 @@ class ClusterIdentity(_message.Message):
     """The host's wall clock, for the check of the joiner's."""
     observed_address: _builtins.str
     """The address that the joiner's connection comes from."""
+    proof: _builtins.bytes
+    """HMAC-SHA256 over nonce and authorities, by the secret of the token: where there is no join line
+    with a digest, the authorities are believed by it.
+    """
     def __init__(
         self,
         *,
@@ -163,10 +183,11 @@ class ClusterIdentity(_message.Message):
         software_version: _builtins.str = ...,
         unix_ns: _builtins.int = ...,
         observed_address: _builtins.str = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities", "observed_address", b"observed_address", "signer", b"signer", "software_version", b"software_version", "unix_ns", b"unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorities", b"authorities", "observed_address", b"observed_address", "proof", b"proof", "signer", b"signer", "software_version", b"software_version", "unix_ns", b"unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,6 +219,33 @@ class EnrolMachine(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnrolMachine: _TypeAlias = EnrolMachine  # noqa: Y015
+
+@_typing.final
+class EnrolProcess(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CSR_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """"role.secret" """
+    name: _builtins.str
+    csr: _builtins.bytes
+    """As in AgentRequest."""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        name: _builtins.str = ...,
+        csr: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["csr", b"csr", "name", b"name", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnrolProcess: _TypeAlias = EnrolProcess  # noqa: Y015
 
 @_typing.final
 class AgentRequest(_message.Message):
@@ -252,7 +300,7 @@ class RenewCertificate(_message.Message):
 
     CSR_FIELD_NUMBER: _builtins.int
     csr: _builtins.bytes
-    """For the agent whose certificate the connection shows; with a new key or the present one."""
+    """For the process whose certificate the connection shows; with a new key or the present one."""
     def __init__(
         self,
         *,
@@ -273,6 +321,7 @@ class CertificateIssued(_message.Message):
     AGENT_ID_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
+    """The agent, or the other process that the certificate is for."""
     certificate: _builtins.str
     """PEM"""
     def __init__(

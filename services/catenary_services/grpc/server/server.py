@@ -100,7 +100,11 @@ class GrpcServer:
             InvalidInput: The files of certificates are not good.
         """
         listener = TcpListener(
-            self._connected, security.ssl_context("h2"), _FIRST_BYTE, _LISTENER_LIMITS
+            self._connected,
+            security.ssl_context("h2"),
+            _FIRST_BYTE,
+            _LISTENER_LIMITS,
+            security.register,
         )
         bound = listener.bind(host, port)
         self._listeners.append(listener)

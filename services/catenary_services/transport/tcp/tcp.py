@@ -71,7 +71,10 @@ class TcpEndpoint:
             receiver.on_known = self._known
             return receiver.stream
 
-        self._listener = TcpListener(accepted, self._server_context, first_byte=b"C")
+        register = self._settings.security.server.register
+        self._listener = TcpListener(
+            accepted, self._server_context, first_byte=b"C", register=register
+        )
         self._port = await self._listener.start(self._settings.host, self._settings.tcp_port)
 
     def _known(self, receiver: TcpReceiver) -> None:
@@ -95,7 +98,7 @@ class TcpEndpoint:
         self._links.add(link)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.get_running_loop().create_connection(
+                transport, _ = await asyncio.get_running_loop().create_connection(
                     lambda: link.stream,
                     host.strip("[]"),
                     int(port),
@@ -103,6 +106,7 @@ class TcpEndpoint:
                     # The peer is recognised by the identity in its certificate, not by a host name.
                     server_hostname=None if self._settings.security.client.insecure else "",
                 )
+                self._settings.security.client.register(transport)
                 await link.introduce(self._peer_id, timeout_s)
                 link.check_peer(peer_id)
         except BaseException as error:
