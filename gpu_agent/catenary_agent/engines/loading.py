@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from catenary_agent.decoders.model_files.description import read_object
 from catenary_agent.decoders.model_files.quantisation import QuantisedLayout
 from catenary_agent.engines.child import EngineChild, StartLimits
-from catenary_agent.engines.client import EngineClient
 from catenary_agent.engines.executor import EngineExecutor
 from catenary_agent.engines.llama_server import LlamaServerProtocol, llama_server_command
 from catenary_agent.engines.missing_tokens import MissingTokens, vocabulary_bytes
@@ -27,6 +26,7 @@ from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_agent.decoders.base import CacheLayout
+    from catenary_agent.engines.client import EngineClient
     from catenary_agent.engines.executor import TellAnswered
     from catenary_agent.engines.requests import EngineCommand, EngineProtocol
     from catenary_agent.executors.device import Device
@@ -97,9 +97,7 @@ def load_engine(
         cache_bytes = sizes.slot_bytes(layout.memory_tokens(commits_on_use=True))
         command = started.command(cache_bytes)
         child = EngineChild(host.python, command, host.sockets)
-        client = EngineClient(
-            child.socket, started.protocol, table.vocabulary_size, table.end_token_ids
-        )
+        client = _client_of(child, started)
         rounds = EngineRounds(key, host.steps)
         try:
             began_s = time.monotonic()
@@ -142,6 +140,14 @@ def load_engine(
 
     child.ended = ended
     return executor
+
+
+def _client_of(child: EngineChild, started: _Starting) -> EngineClient:
+    # What speaks HTTP is memory that agents without an engine need not have.
+    from catenary_agent.engines.client import EngineClient
+
+    table = started.table
+    return EngineClient(child.socket, started.protocol, table.vocabulary_size, table.end_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 SWEEP_S = 60.0
 """Seconds after which certificates are looked at again though no file has changed."""
 TURNS = 5
-"""Of the connections that a change of the authority ends, a fifth of those that are left ends at
-each sweep."""
+"""Each sweep ends one in so many of the connections that are left and that a change of the
+authority ends."""
 MOST_LISTS = 64
 _FEW = 64
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)

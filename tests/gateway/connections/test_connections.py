@@ -18,7 +18,16 @@ from catenary_services.security.key_file import add_key
 from catenary_services.tcp_listener import TcpListener
 from certificates import Certificates
 from gateway_harness import Stage, stage
-from http_texts import INFER, INFER_FREE, LIVE, answer_from, chunked, posted, toy, toy_body
+from shared_helpers.http_texts import (
+    INFER,
+    INFER_FREE,
+    LIVE,
+    answer_from,
+    chunked,
+    posted,
+    toy,
+    toy_body,
+)
 from shared_helpers.waiting import until
 
 ONE = np.ones((1, 4), np.float32)

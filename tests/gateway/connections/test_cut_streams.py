@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from catenary_gateway.endpoints.connections.http_connection import HttpConnection
 from gateway_harness import Stage, stage
-from http_texts import LIVE, chunked, posted, toy, toy_body
+from shared_helpers.http_texts import LIVE, chunked, posted, toy, toy_body
 
 ONE, MANY = np.ones((1, 4), np.float32), np.ones((9_000, 4), np.float32)
 BODY, JSON_BYTES = toy_body(ONE, "chunked")
