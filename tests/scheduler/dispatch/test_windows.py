@@ -334,7 +334,7 @@ def test_failures_of_a_device_count_whoever_dispatched_the_batch() -> None:
 
 def test_a_window_takes_only_the_steps_of_its_table() -> None:
     bench = Bench(LONE)
-    window = GrantedWindow(granted(bench), [])
+    window = GrantedWindow(granted(bench), [], 10 * MS)
     window.become(WindowState.OVER)
     with pytest.raises(InternalError, match="over cannot be revoked"):
         window.become(WindowState.REVOKED)

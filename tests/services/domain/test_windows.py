@@ -90,6 +90,20 @@ def test_an_answer_before_its_time_lets_the_next_batch_go() -> None:
     assert bench.sent == [(10, 10, 1), (12, 11, 1)]
 
 
+def test_rows_keep_each_other_company_while_a_batch_of_a_fast_model_is_under_way() -> None:
+    bench = Bench(hop(0, 0.2, 0.3, 0.4))
+    bench.ask(10)
+    bench.ask(10.5)
+    bench.ask(11)
+    assert bench.sent == [(10, 10, 1)]
+    assert bench.queue.next_wakeup() == 12 * MS
+    bench.look(12)
+    assert bench.sent[1:] == [(12, 11, 2)]
+    bench.answered(12.1, 11)
+    bench.ask(12.2)
+    assert bench.sent[2:] == [(12.2, 12, 1)]
+
+
 def test_a_full_batch_leaves_even_if_the_path_works() -> None:
     bench = Bench()
     for _ in range(6):
@@ -250,7 +264,7 @@ def test_batches_run_where_a_plain_twin_says(
         assert (placed.starts_ns if placed else None) == twin.place(rows, now)
         if placed is None:
             continue
-        real.send(placed)
+        real.send(placed, now)
         for at, start in enumerate(placed.starts_ns):
             uses[at].append((start, start + hops[at].compute_ns[rows - 1]))
     for each, spans in zip(hops, uses, strict=True):
@@ -267,7 +281,7 @@ def test_answers_never_make_a_hop_free_before_what_is_left_needs_it(
         placed = real.place(2, now)
         if placed is None:
             break
-        real.send(placed)
+        real.send(placed, now)
         open_batches += 1
         now += pause * MS
         if early and open_batches:

@@ -70,10 +70,17 @@ _NEXT: dict[WindowState, tuple[WindowState, ...]] = {
 class GrantedWindow:
     """A window and its bookings: for each hop its device and, if data come to it, the links."""
 
-    __slots__ = ("bookings", "end_ns", "grant", "number", "state", "used")
+    __slots__ = ("bookings", "end_ns", "grant", "length_ns", "number", "state", "used")
 
-    def __init__(self, grant: GrantWindow, bookings: list[tuple[int, BatchId, bool]]) -> None:
+    def __init__(
+        self,
+        grant: GrantWindow,
+        bookings: list[tuple[int, BatchId, bool]],
+        length_ns: Nanoseconds,
+    ) -> None:
         self.grant = grant
+        self.length_ns = length_ns
+        """The time for which it is granted, and from each extension on."""
         self.bookings = bookings
         """Position, id, and whether it is of links."""
         self.end_ns: Nanoseconds = grant.hops[-1].end_ns
@@ -164,8 +171,9 @@ class WindowGranter:
             False if the path is not free for long enough; nothing is booked then.
         """
         model = route.partitions[0].model
-        length = self.usage.length_ns(model, request.request_id.gateway, now)
-        length = min(length, int((request.deadline - now) * self._share))
+        if not self.usage.is_wanted(model, request.request_id.gateway, now):
+            return False
+        length = min(self.longest_ns, int((request.deadline - now) * self._share))
         size = route.batch_size
         if size > _LARGEST_BATCH or length < 2 * route.chain.least_work_ns[0]:
             return False
@@ -223,7 +231,7 @@ class WindowGranter:
             WINDOW_IDS - taken,
             most_wait,
         )
-        granted = GrantedWindow(command, bookings)
+        granted = GrantedWindow(command, bookings, length)
         self.active[window] = self._windows[window] = granted
         self.ids.append(window)
         self.commands.append(command)
@@ -358,9 +366,9 @@ class WindowGranter:
         """Gives a window more time if nothing is booked behind it."""
         grant = window.grant
         self.usage.used(grant.model)
-        length = self.usage.length_ns(grant.model, grant.gateway, now)
-        more = now + length - grant.hops[0].end_ns
-        if more <= 0 or not self._lengthen(window, more):
+        more = now + window.length_ns - grant.hops[0].end_ns
+        wanted = self.usage.is_wanted(grant.model, grant.gateway, now)
+        if more <= 0 or not wanted or not self._lengthen(window, more):
             return
         hops = tuple([hop._replace(end_ns=hop.end_ns + more) for hop in grant.hops])
         window.grant = GrantWindow(

@@ -20,6 +20,8 @@ from catenary_services.domain.ids import (
 
 MOST_LEAD_NS = 2 * NANOSECONDS_PER_MILLISECOND
 """A batch never leaves more than this before its device is free."""
+LINGER_NS = 2 * NANOSECONDS_PER_MILLISECOND
+"""While a batch is under way, rows wait for company for so long after it left, at least."""
 SLOW_NS = 10 * NANOSECONDS_PER_MILLISECOND
 """Nothing is sent behind a batch without an answer this long after it should have finished."""
 LATE_NS = 50 * NANOSECONDS_PER_MILLISECOND
@@ -69,6 +71,7 @@ class DispatchWindow:
     __slots__ = (
         "_end_batch",
         "_free",
+        "_left_ns",
         "_links_free",
         "_sent",
         "batch_rows",
@@ -98,6 +101,7 @@ class DispatchWindow:
         self._end_batch = BatchId(batches[0] + batches[1])
         self._free = [hop.start_ns for hop in hops]
         self._links_free = [hop.start_ns for hop in hops]
+        self._left_ns: Nanoseconds = 0
         self._sent: deque[WindowBatch] = deque()
         """Batches without an answer, in order."""
 
@@ -113,8 +117,13 @@ class DispatchWindow:
 
     @property
     def idle_ns(self) -> Nanoseconds:
-        """The moment from which a batch need not wait for more rows."""
-        return self._free[0] - self.lead_ns
+        """The moment from which a batch need not wait for more rows.
+
+        A batch under way and its answer take longer than a small model computes: a few rows now and
+        then would go singly, each at the cost of a batch.
+        """
+        free = self._free[0] - self.lead_ns
+        return max(free, self._left_ns + LINGER_NS) if self._sent else free
 
     def place(self, rows: int, now: Nanoseconds) -> WindowBatch | None:
         """Returns where a batch would run if it left now; None if there is no place for it."""
@@ -124,8 +133,9 @@ class DispatchWindow:
             return None  # the path is slower than it was booked
         return self._placed(self.next_batch, rows, now)
 
-    def send(self, placed: WindowBatch) -> None:
-        """Notes that a batch left, which was placed just now."""
+    def send(self, placed: WindowBatch, now: Nanoseconds) -> None:
+        """Notes that a batch leaves now, which was placed just now."""
+        self._left_ns = now
         self.next_batch = BatchId(placed.batch + 1)
         self._enter(placed)
 

@@ -1,8 +1,8 @@
 """The rows of one gateway that go by dispatch windows: which, when they leave, and what is told.
 
-A batch leaves at once if its path is idle, and when it is full. While the path is at work, rows
-wait for it to be free, together (Algorithm 1 with one pipeline). Rows for which a window has no
-place, or that would be late by it, are the scheduler's, as all rows are without a window.
+A batch leaves at once if its path is idle, and when it is full. While a batch is under way, rows
+wait for the first device to be free, together (Algorithm 1 with one pipeline). Rows for which a
+window has no place, or that would be late by it, are the scheduler's, as all rows are without one.
 
 Whoever uses this calls `look` whenever something happened and at `next_wakeup`, and does what it
 says.
@@ -287,7 +287,7 @@ class WindowQueue:
         if placed is None or placed.finish_ns > deadline:
             self._actions.submissions.extend([each.request for each in requests])
             return
-        used.window.send(placed)
+        used.window.send(placed, now)
         order = WindowOrder(used.window, placed, requests)
         self._sent[placed.batch] = order
         self._actions.orders.append(order)
