@@ -38,7 +38,7 @@ MODULES = {
     "engines": "benchmarks.generation.engines",
 }
 """Every bench by its name, in the order they are run and recorded in."""
-LONG = frozenset({"engines", "guesses"})
+LONG = frozenset({"engines", "generation", "guesses", "migration", "split_phase"})
 """Benches that take minutes even with few repeats: the short form runs them only by name."""
 
 
