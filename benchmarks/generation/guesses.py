@@ -58,7 +58,7 @@ async def answer(cluster: Cluster, prompt: list[int], tokens: int, temperature: 
 
 async def measure(quick: bool) -> list[Figure]:
     """Lets both clusters of each size take turns, and returns the figures."""
-    rounds, tokens = (2, 48) if quick else (5, 96)
+    rounds, tokens = (1, 32) if quick else (3, 64)
     ensure_model(DATA / "models", FP32)
     return [figure for agents in (1, 3) for figure in await _of_size(agents, rounds, tokens)]
 

@@ -14,7 +14,11 @@ from catenary_gateway.openai_http.parameters.parameter import (
 )
 
 CHAT_PARAMETERS: tuple[Parameter, ...] = (
-    *taken(BOTH, model="`name` or `name:version`"),
+    *taken(
+        BOTH,
+        model="`name`, `name:version`, or `name:adapter` where [vLLM serves it]"
+        "(executors.md#lora-adapters)",
+    ),
     *taken(
         CHATS,
         messages="contents are texts, or parts of type `text`",
