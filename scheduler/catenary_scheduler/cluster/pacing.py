@@ -11,6 +11,9 @@ from catenary_services.log import get_logger
 _SHARE = 0.1
 """The most of this thread's time that the work takes while changes keep coming."""
 _LONGEST_PAUSE_S = 0.5
+_CHEAP_S = 0.01
+"""Work that takes less CPU time than this follows every change at once, as in any small cluster:
+others, who look at the cluster meanwhile, find it as it is wanted."""
 
 _log = get_logger(__name__)
 
@@ -21,7 +24,7 @@ class PacedWork:
     Bringing a cluster to what is wanted of it costs more, the more agents there are. When hundreds
     of them come at the same time, each is a change. Done for each of them, the work of all would
     grow with the square of their number; so after it was done it pauses, in proportion to the CPU
-    time that it took, and does what has become due meanwhile in one go.
+    time that it took unless that was little, and does what has become due meanwhile in one go.
 
     Args:
         work: The work. It may ask for itself again.
@@ -68,7 +71,8 @@ class PacedWork:
             asyncio.get_running_loop().call_soon(self._done, began_s)
 
     def _done(self, began_s: float) -> None:
-        pause_s = min(_LONGEST_PAUSE_S, (time.thread_time() - began_s) * (1 / _SHARE - 1))
+        spent_s = time.thread_time() - began_s
+        pause_s = 0.0 if spent_s < _CHEAP_S else min(_LONGEST_PAUSE_S, spent_s * (1 / _SHARE - 1))
         self._rested_s = time.monotonic() + pause_s
         self._is_busy = False
         if self._is_asked and not self._is_closed:

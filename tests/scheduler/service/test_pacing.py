@@ -10,7 +10,7 @@ import pytest
 from catenary_scheduler.cluster.pacing import PacedWork
 from shared_helpers.waiting import until
 
-TAKES_S = 0.01
+TAKES_S = 0.03
 
 
 class Work:
@@ -32,6 +32,15 @@ async def test_the_first_change_is_acted_on_at_once() -> None:
     work = Work()
     PacedWork(work).ask()
     assert work.done == 1
+
+
+async def test_work_that_takes_little_follows_every_change_at_once() -> None:
+    work = Work()
+    paced = PacedWork(work)
+    for number in range(1, 20):
+        paced.ask()
+        assert work.done == number
+        await asyncio.sleep(0)
 
 
 async def test_changes_while_it_pauses_are_acted_on_in_one_go() -> None:
