@@ -62,6 +62,15 @@ def dense_model(repository: ModelRepository, name: str, hidden: int, layers: int
         [helper.make_tensor_value_info(value, TensorProto.FLOAT, ["batch", FEATURES])],
         weights,
     )
+    key = save_graph(repository, name, graph, float16_boundaries=True)
+    ensure_model(repository.root, name)
+    return key
+
+
+def save_graph(
+    repository: ModelRepository, name: str, graph: onnx.GraphProto, *, float16_boundaries: bool
+) -> ModelKey:
+    """Writes the model of a graph, with an objective of a second; returns its key."""
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     key = ModelKey(name, "1")
     repository.write_manifest(
@@ -71,11 +80,10 @@ def dense_model(repository: ModelRepository, name: str, hidden: int, layers: int
             file="model.onnx",
             slo_ns=1_000_000_000,
             max_batch=8,
-            float16_boundaries=True,
+            float16_boundaries=float16_boundaries,
         )
     )
     onnx.save(model, repository.model_file(key))
-    ensure_model(repository.root, name)
     return key
 
 

@@ -41,7 +41,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The answers to a load."""
+    """The number, times and failures of the answers to one load."""
 
     answers: int
     failed: int

@@ -50,7 +50,7 @@ class PeerFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of a run."""
+    """The options with which the servers were compared."""
 
     rounds: int
     seed: int
@@ -104,6 +104,6 @@ def comparison_of(document: Any) -> Comparison:
 
 
 def save(comparison: Comparison, file: Path = RECORD) -> None:
-    """Writes a record."""
+    """Writes the record of a comparison to a file, in the form that `make truth` reads."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text_of(document_of(comparison)), "utf-8")

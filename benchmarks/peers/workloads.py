@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from benchmarks.end_to_end import dense_model
+from benchmarks.end_to_end import dense_model, save_graph
 from catenary.tensors import Array
 from catenary_agent.preparing.prepare import prepare_model
-from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, ModelKey
-from catenary_services.domain.model import ModelManifest
+from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.models import ensure_model
 
@@ -105,17 +103,4 @@ def payload_model(repository: ModelRepository, name: str) -> ModelKey:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", PAYLOAD_FLOATS])],
         [helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", 1])],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    key = ModelKey(name, "1")
-    repository.write_manifest(
-        ModelManifest(
-            key=key,
-            platform="onnxruntime_onnx",
-            file="model.onnx",
-            slo_ns=1000 * NANOSECONDS_PER_MILLISECOND,
-            max_batch=8,
-            float16_boundaries=False,
-        )
-    )
-    onnx.save(model, repository.model_file(key))
-    return key
+    return save_graph(repository, name, graph, float16_boundaries=False)

@@ -16,7 +16,6 @@ from catenary_services.errors import (
     CatenaryError,
     InvalidInput,
     PermissionDenied,
-    Unavailable,
 )
 from catenary_services.log import get_logger
 from catenary_services.security.authority import CertificateAuthority
@@ -79,31 +78,24 @@ class Enrolment:
     async def answer(
         self, request: pb.EnrolmentRequest, caller: EnrolmentCaller
     ) -> pb.EnrolmentAnswer:
-        """Returns the answer to a request that kept its rules; a refusal says why."""
-        kind = request.WhichOneof("kind")
+        """Returns the answer to a request that kept its rules; see `Answerer`."""
         made = pb.EnrolmentAnswer()
-        try:
-            match kind:
-                case "discover":
-                    made.cluster.CopyFrom(self._identity(caller))
-                case "enrol":
-                    made.enrolled.CopyFrom(await self._enrol(request.enrol, caller))
-                case "renew":
-                    made.issued.CopyFrom(await self._renew(request.renew, caller))
-                case "facts":
-                    made.facts.CopyFrom(await self._facts(self._machine(caller)))
-                case "measure":
-                    self._machine(caller)
-                    made.payload.zeros = bytes(request.measure.bytes)
-                case "leave":
-                    made.left.CopyFrom(await self._leave(caller))
-                case _:
-                    raise InvalidInput("kind", "is none that this host knows")
-        except CatenaryError as error:
-            log.warning("enrolment_refused", asked=kind, peer=caller.address, why=error.message)
-            later = isinstance(error, Unavailable)
-            refused = pb.EnrolmentRefused(why=error.message, later=later)
-            return pb.EnrolmentAnswer(refused=refused)
+        match request.WhichOneof("kind"):
+            case "discover":
+                made.cluster.CopyFrom(self._identity(caller))
+            case "enrol":
+                made.enrolled.CopyFrom(await self._enrol(request.enrol, caller))
+            case "renew":
+                made.issued.CopyFrom(await self._renew(request.renew, caller))
+            case "facts":
+                made.facts.CopyFrom(await self._facts(self._machine(caller)))
+            case "measure":
+                self._machine(caller)
+                made.payload.zeros = bytes(request.measure.bytes)
+            case "leave":
+                made.left.CopyFrom(await self._leave(caller))
+            case _:
+                raise InvalidInput("kind", "is none that this host knows")
         return made
 
     def _identity(self, caller: EnrolmentCaller) -> pb.ClusterIdentity:

@@ -57,7 +57,11 @@ class Answerer(Protocol):
     async def answer(
         self, request: pb.EnrolmentRequest, caller: EnrolmentCaller
     ) -> pb.EnrolmentAnswer:
-        """Returns the answer; a refusal is one, and nothing is raised."""
+        """Returns the answer.
+
+        Raises:
+            CatenaryError: The request is refused; with Unavailable only for now.
+        """
         ...
 
 
@@ -192,16 +196,19 @@ class EnrolmentServer:
     async def _answer(
         self, request: pb.EnrolmentRequest, caller: EnrolmentCaller
     ) -> pb.EnrolmentAnswer:
-        if request.WhichOneof("kind") not in ("enrol", "process"):
-            return await self._answerer.answer(request, caller)
-        source = source_of(caller.address)
-        if wait_s := self._refused.wait_s(source):
+        kind, source = request.WhichOneof("kind"), source_of(caller.address)
+        is_guess = kind in ("enrol", "process")
+        if is_guess and (wait_s := self._refused.wait_s(source)):
             why = f"too many refusals from {source}; try again in {wait_s:.0f} s"
             return pb.EnrolmentAnswer(refused=pb.EnrolmentRefused(why=why, later=True))
-        answer = await self._answerer.answer(request, caller)
-        if answer.HasField("refused") and not answer.refused.later:
-            self._refused.count(source)
-        return answer
+        try:
+            return await self._answerer.answer(request, caller)
+        except CatenaryError as error:
+            log.warning("enrolment_refused", asked=kind, peer=caller.address, why=error.message)
+            later = isinstance(error, Unavailable)
+            if is_guess and not later:
+                self._refused.count(source)
+            return pb.EnrolmentAnswer(refused=pb.EnrolmentRefused(why=error.message, later=later))
 
 
 class RefusalLimits:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from catenary_protos.catenary.v1 import enrolment_pb2 as pb
-from catenary_services.errors import CatenaryError, InvalidInput, PermissionDenied, Unavailable
+from catenary_services.errors import InvalidInput, PermissionDenied
 from catenary_services.log import get_logger
 from catenary_services.security.authority import CertificateAuthority
 from catenary_services.security.certificate_requests import key_of_request
@@ -44,23 +44,17 @@ class ProcessEnrolment:
     async def answer(
         self, request: pb.EnrolmentRequest, caller: EnrolmentCaller
     ) -> pb.EnrolmentAnswer:
-        """Returns the answer to a request that kept its rules; a refusal says why."""
-        kind = request.WhichOneof("kind")
+        """Returns the answer to a request that kept its rules; see `Answerer`."""
         made = pb.EnrolmentAnswer()
-        try:
-            match kind:
-                case "discover":
-                    made.cluster.CopyFrom(self._identity(request.discover, caller))
-                case "process":
-                    made.issued.CopyFrom(await self._enrol(request.process, caller))
-                case "renew":
-                    made.issued.CopyFrom(await self._renew(request.renew, caller))
-                case _:
-                    raise InvalidInput("kind", "is none that this authority answers")
-        except CatenaryError as error:
-            log.warning("enrolment_refused", asked=kind, peer=caller.address, why=error.message)
-            later = isinstance(error, Unavailable)
-            return pb.EnrolmentAnswer(refused=pb.EnrolmentRefused(why=error.message, later=later))
+        match request.WhichOneof("kind"):
+            case "discover":
+                made.cluster.CopyFrom(self._identity(request.discover, caller))
+            case "process":
+                made.issued.CopyFrom(await self._enrol(request.process, caller))
+            case "renew":
+                made.issued.CopyFrom(await self._renew(request.renew, caller))
+            case _:
+                raise InvalidInput("kind", "is none that this authority answers")
         return made
 
     def _identity(self, asked: pb.DiscoverCluster, caller: EnrolmentCaller) -> pb.ClusterIdentity:

@@ -15,7 +15,8 @@ from catenary_gateway.observability.totals import ModelTotals
 from catenary_gateway.observability.waterfall import bars_of
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
-from catenary_services.telemetry.tracing import AttributeValue, Tracer
+from catenary_services.telemetry.spans import AttributeValue
+from catenary_services.telemetry.tracing import Tracer
 
 _CANCELLED = "CANCELLED"
 _OVERLOADS = frozenset({"OVERLOADED", "SLO_UNATTAINABLE", "QUOTA_EXCEEDED", "UNAVAILABLE"})

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.state.events import StepDone
-from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+from catenary_agent.generation.state.partition_batcher import PartitionBatcher, StepDone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from catenary_agent.engines.executor import EngineExecutor
-    from catenary_agent.generation.state.partition_batcher import StepSize
-    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.partition_batcher import QueuedSession, StepSize
     from catenary_services.domain.ids import Nanoseconds
 
 
@@ -32,18 +30,18 @@ class EngineBatcher(PartitionBatcher):
     def queued(self) -> list[int]:
         return [*super().queued, *self._engine.parked]
 
-    def queue(self, session: Session, now_ns: Nanoseconds) -> None:
+    def queue(self, session: QueuedSession, now_ns: Nanoseconds) -> None:
         """Queues a session if its next token is here, or its tokens are read; else it is parked."""
         if self._is_ready_for(session):
             super().queue(session, now_ns)
         else:
             self._engine.parked.add(session.spec.session_id)
 
-    def queue_first(self, session: Session, now_ns: Nanoseconds) -> None:
+    def queue_first(self, session: QueuedSession, now_ns: Nanoseconds) -> None:
         """Does the same: the engine decides what it computes first."""
         self.queue(session, now_ns)
 
-    def wake(self, session: Session) -> None:
+    def wake(self, session: QueuedSession) -> None:
         """Queues a session that was parked, if its next token is here.
 
         It need not be: the news may be of a token that the session took before it was parked.
@@ -53,7 +51,7 @@ class EngineBatcher(PartitionBatcher):
             self._engine.parked.remove(session_id)
             super().wake(session)
 
-    def _is_ready_for(self, session: Session) -> bool:
+    def _is_ready_for(self, session: QueuedSession) -> bool:
         """Returns True if a step can take what it wants of a session; else the engine is asked."""
         if session.incoming is not None:
             return self._engine.has_read(session)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from catenary_agent.engines.client import EngineClient
     from catenary_agent.engines.requests import EngineProtocol, EngineTokens
     from catenary_agent.engines.rounds import EngineRounds
-    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.partition_batcher import QueuedSession
     from catenary_agent.kv.arrays import CacheArray
     from catenary_agent.kv.span import CacheSpan
     from catenary_services.domain.decoder import AllocatedSizes, DecoderTable
@@ -97,7 +97,7 @@ class EngineExecutor(BookedDecoder):
 
     # -- what the batcher asks -------------------------------------------------------------------
 
-    def has_next(self, session: Session) -> bool:
+    def has_next(self, session: QueuedSession) -> bool:
         """Returns True if a session's next token is here; else the engine is asked for it.
 
         What cannot be asked for is told like an answer that fails.
@@ -115,7 +115,7 @@ class EngineExecutor(BookedDecoder):
             self._client.begin(stream, body, self)
         return bool(stream.tokens)
 
-    def has_read(self, session: Session) -> bool:
+    def has_read(self, session: QueuedSession) -> bool:
         """Returns True once the engine has read the tokens of a session that moves here.
 
         Whatever it was asked then is in its prefix cache, so that the session goes on at once when
@@ -229,7 +229,7 @@ class EngineExecutor(BookedDecoder):
         return np.array([token])
 
 
-def _request_of(session: Session) -> EngineRequest:
+def _request_of(session: QueuedSession) -> EngineRequest:
     """Returns what an engine is to generate for a session from here on.
 
     Raises:

@@ -87,7 +87,7 @@ class _Event(msgspec.Struct):
 
 
 class VllmProtocol:
-    """The protocol of vLLM."""
+    """Requests to vLLM's completions path, and what its answers say."""
 
     path = "/v1/completions"
     health_path = "/health"

@@ -10,7 +10,8 @@ from catenary_services.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
 
-    from catenary_agent.generation.state.events import LoopOutput, StepDone
+    from catenary_agent.generation.state.events import LoopOutput
+    from catenary_agent.generation.state.partition_batcher import StepDone
 
 _NS = 1e-9
 

@@ -418,7 +418,7 @@ class GrantWindow:
 
 @dataclass(frozen=True, slots=True)
 class ExtendWindow:
-    """More time for a window."""
+    """The grant of more time for a dispatch window, up to a new end on every hop."""
 
     window: BatchId
     gateway: GatewayId
@@ -430,7 +430,7 @@ class ExtendWindow:
 
 @dataclass(frozen=True, slots=True)
 class RevokeWindow:
-    """Order to end a window."""
+    """The order to a gateway to send nothing more by a dispatch window."""
 
     window: BatchId
     gateway: GatewayId

@@ -79,7 +79,7 @@ def frame_head(size: int, kind: int, flags: int, stream_id: int) -> bytes:
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Returns a whole frame."""
+    """Returns a frame of HTTP/2: its head of nine bytes and its payload."""
     return HEAD.pack(len(payload) << 8 | kind, flags, stream_id) + payload
 
 

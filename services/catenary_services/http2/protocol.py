@@ -174,7 +174,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
             self.transport.close()
 
     def abort(self) -> None:
-        """Cuts the connection."""
+        """Closes the connection at once, whatever is still to be sent."""
         if self.transport is not None:
             self.transport.abort()
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
-from catenary_services.telemetry.tracing import RecordedSpan
+from catenary_services.telemetry.spans import RecordedSpan
 from catenary_services.version import software_version
 
 _MAX_QUEUED_SPANS = 8_192

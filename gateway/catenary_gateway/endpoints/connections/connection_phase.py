@@ -1,16 +1,8 @@
-"""The phases of a connection, and the part of its owner that it uses."""
+"""The phases of an HTTP connection."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
-
-from catenary_gateway.endpoints.connections.http_call import Body, HttpCall
-from catenary_gateway.endpoints.connections.library_handler import LibraryHandler
-from catenary_gateway.endpoints.connections.request_headers import InferenceTarget
-
-if TYPE_CHECKING:
-    from catenary_gateway.endpoints.connections.http_connection import HttpConnection
 
 
 class ConnectionPhase(Enum):
@@ -30,26 +22,3 @@ class ConnectionPhase(Enum):
     """The body of a request that aiohttp answers; what is behind it waits."""
     GIVEN = auto()
     """All that comes: aiohttp has the connection for good."""
-
-
-class ConnectionOwner(Protocol):
-    """The part of `HttpConnections` that a connection uses."""
-
-    scratch: memoryview
-    """The memory that connections read into while they know of none that is better."""
-
-    def opened(self, connection: HttpConnection) -> None: ...
-
-    def closed(self, connection: HttpConnection) -> None: ...
-
-    def spoke(self, connection: HttpConnection) -> None:
-        """Notes that a connection has sent the headers of a request."""
-        ...
-
-    def library_handler(self, connection: HttpConnection) -> LibraryHandler:
-        """Returns a new handler of aiohttp's."""
-        ...
-
-    async def answer(self, call: HttpCall, target: InferenceTarget, address: str) -> list[Body]:
-        """Returns the bytes of the answer to a request to infer, which may report an error."""
-        ...

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import cast
+from typing import Protocol, cast
 
 from catenary_gateway.admission.concurrency_limiter import ConcurrencyPermit
 from catenary_gateway.endpoints.connections import request_headers
 from catenary_gateway.endpoints.connections.body_buffer import BodyBuffer
-from catenary_gateway.endpoints.connections.connection_phase import (
-    ConnectionOwner,
-    ConnectionPhase,
-)
-from catenary_gateway.endpoints.connections.http_call import Body
+from catenary_gateway.endpoints.connections.connection_phase import ConnectionPhase
+from catenary_gateway.endpoints.connections.http_call import Body, HttpCall
 from catenary_gateway.endpoints.connections.library_handler import LibraryHandler
 from catenary_gateway.endpoints.connections.request_headers import InferenceTarget, RequestHeader
 from catenary_gateway.endpoints.http_bodies import arrived
@@ -31,6 +28,29 @@ LINGER_S = 10.0
 """Seconds within which the rest of a body must come that nobody needs any more."""
 MOST_AHEAD_BYTES = 64 * 1024
 """Bytes behind the present request beyond which nothing is read until it is answered."""
+
+
+class ConnectionOwner(Protocol):
+    """The part of `HttpConnections` that a connection uses."""
+
+    scratch: memoryview
+    """The memory that connections read into while they know of none that is better."""
+
+    def opened(self, connection: HttpConnection) -> None: ...
+
+    def closed(self, connection: HttpConnection) -> None: ...
+
+    def spoke(self, connection: HttpConnection) -> None:
+        """Notes that a connection has sent the headers of a request."""
+        ...
+
+    def library_handler(self, connection: HttpConnection) -> LibraryHandler:
+        """Returns a new handler of aiohttp's."""
+        ...
+
+    async def answer(self, call: HttpCall, target: InferenceTarget, address: str) -> list[Body]:
+        """Returns the bytes of the answer to a request to infer, which may report an error."""
+        ...
 
 
 class HttpConnection(asyncio.BufferedProtocol):

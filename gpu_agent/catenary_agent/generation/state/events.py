@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from catenary_agent.generation.state.session import NO_DRAFTS
+from catenary_agent.generation.state.session_spec import NO_DRAFTS
 
 if TYPE_CHECKING:
     from catenary_agent.engine.reporting import OutgoingMessage
-    from catenary_agent.generation.state.session import (
+    from catenary_agent.generation.state.partition_batcher import StepDone
+    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.session_spec import (
         ArrivalTime,
         Drafts,
         Hidden,
-        Session,
         SessionSpec,
     )
     from catenary_agent.kv import CacheSendProgress
@@ -248,16 +249,6 @@ class MoveDone:
     def mode(self) -> str:
         """The kind of the move: "tokens" if they are computed again, "kv" if caches are sent."""
         return "tokens" if self.move.by_tokens else "kv"
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """The record of one computed step, for the metrics."""
-
-    model: str
-    decode_rows: int
-    prefill_tokens: int
-    duration_ns: int
 
 
 @dataclass(slots=True)

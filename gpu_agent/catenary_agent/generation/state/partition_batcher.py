@@ -8,9 +8,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from catenary_agent.generation.state.events import StepDone
 from catenary_services.domain.decoder import GPU_CHUNK_TOKENS
 
 if TYPE_CHECKING:
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
 
     from catenary_agent.decoders.base import DecoderCost, DecoderExecutor
     from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
+    from catenary_agent.decoders.sampling.sampling import SessionSampler
     from catenary_agent.executors.device import Device
-    from catenary_agent.generation.state.session import Session
+    from catenary_agent.generation.state.session_spec import SessionSpec
     from catenary_services.domain.ids import Nanoseconds
 
 _CPU_CHUNK_TOKENS = 64
@@ -39,6 +39,48 @@ def chunk_tokens_for(device: Device) -> int:
     nothing and only delays the sessions beside it.
     """
     return _CPU_CHUNK_TOKENS if device.kind == "cpu" else GPU_CHUNK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """The record of one computed step, for the metrics."""
+
+    model: str
+    decode_rows: int
+    prefill_tokens: int
+    duration_ns: int
+
+
+class QueuedSession(Protocol):
+    """The part of a session that batchers look at."""
+
+    @property
+    def spec(self) -> SessionSpec: ...
+
+    @property
+    def pending(self) -> int:
+        """Number of known tokens that can be computed in one piece."""
+        ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The whole sequence as far as it is known."""
+        ...
+
+    @property
+    def limit(self) -> int:
+        """The most tokens it may have, prompt included."""
+        ...
+
+    @property
+    def sampler(self) -> SessionSampler | None:
+        """The sampler, where its tokens are chosen."""
+        ...
+
+    @property
+    def incoming(self) -> object | None:
+        """The origin of a session that moves here; None otherwise."""
+        ...
 
 
 class PartitionBatcher:
@@ -96,7 +138,7 @@ class PartitionBatcher:
         waiting = [session_id for _, session_id in self._waiting]
         return [*self.decoding, *self.urgent, *self.prefilling, *waiting]
 
-    def queue(self, session: Session, now_ns: Nanoseconds) -> None:
+    def queue(self, session: QueuedSession, now_ns: Nanoseconds) -> None:
         """Queues a session, which has tokens to compute, for the next step."""
         if self._waiting_ns is not None:
             session_id = session.spec.session_id
@@ -106,15 +148,15 @@ class PartitionBatcher:
                 return
         self._line_up(session)
 
-    def wake(self, session: Session) -> None:
+    def wake(self, session: QueuedSession) -> None:
         """Queues a session that need not wait any more."""
         self._line_up(session)
 
-    def _line_up(self, session: Session) -> None:
+    def _line_up(self, session: QueuedSession) -> None:
         queue = self.decoding if session.pending == 1 else self.prefilling
         queue.append(session.spec.session_id)
 
-    def queue_first(self, session: Session, now_ns: Nanoseconds) -> None:
+    def queue_first(self, session: QueuedSession, now_ns: Nanoseconds) -> None:
         """Queues a session whose stream stands still until its few pending tokens are computed."""
         if session.pending == 1 or self._waiting_ns is not None:
             self.queue(session, now_ns)

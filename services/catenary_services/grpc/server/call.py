@@ -7,7 +7,7 @@ import contextvars
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
@@ -17,7 +17,7 @@ from catenary_services.errors import CatenaryError, InvalidInput
 from catenary_services.grpc.error_details import public_message
 from catenary_services.grpc.error_tables import grpc_code, trailing_metadata
 from catenary_services.grpc.server.answer_writer import AnswerWriter
-from catenary_services.grpc.server.call_context import CallContext
+from catenary_services.grpc.server.call_context import CallContext, CallerFacts
 from catenary_services.grpc.server.incoming import PREFIX_BYTES, IncomingMessages
 from catenary_services.grpc.server.methods import ServedMethod
 from catenary_services.grpc.server.request_head import RequestHead
@@ -26,12 +26,44 @@ from catenary_services.http2.stream import ServerStream
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_services.grpc.server.connection import CallConnection
+    from catenary_services.grpc.server.call_policy import CallAuthorizer
+    from catenary_services.grpc.server.receiving_budget import ReceivingBudget
+    from catenary_services.http2.connection import ServerConnection
+    from catenary_services.http2.limits import ConnectionLimits
 
 _WRITE_AHEAD_BYTES = 64 * 1024
 """Bytes that may wait for the caller before a handler that writes more has to wait."""
 
 _log = get_logger("catenary_services.grpc")
+
+
+class CallServer(Protocol):
+    """The part of a server that its calls use."""
+
+    call_authorizer: CallAuthorizer
+    budget: ReceivingBudget
+    limits: ConnectionLimits
+    longest_answer: int
+
+
+class CallOwner(CallerFacts, Protocol):
+    """The connection of a call."""
+
+    loop: asyncio.AbstractEventLoop
+    unheard: dict[Call, None]
+
+    @property
+    def server(self) -> CallServer: ...
+
+    @property
+    def http2(self) -> ServerConnection[RequestHead]: ...
+
+    @property
+    def address(self) -> str: ...
+
+    def left(self, call: Call) -> None:
+        """Forgets a call that is over and no longer worked on."""
+        ...
 
 
 class Call:
@@ -71,7 +103,7 @@ class Call:
 
     def __init__(
         self,
-        connection: CallConnection,
+        connection: CallOwner,
         stream: ServerStream,
         head: RequestHead,
         method: ServedMethod,

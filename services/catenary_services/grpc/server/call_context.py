@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -11,17 +11,52 @@ import grpc.aio
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_services.grpc.server.call import Call
+    from catenary_services.grpc.server.answer_writer import AnswerWriter
+    from catenary_services.grpc.server.methods import ServedMethod
+    from catenary_services.grpc.server.request_head import RequestHead
+    from catenary_services.grpc.server.response_blocks import Pair
 
 _NAMES = "x509_subject_alternative_name"
 
 _log = get_logger("catenary_services.grpc")
 
 
+class CallerFacts(Protocol):
+    """The facts of the other side that a connection knows."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
+class ServedCall(Protocol):
+    """The part of a call that its handler sees."""
+
+    head: RequestHead
+    method: ServedMethod
+    answer: AnswerWriter
+    at_end: list[Callable[[], None]]
+    is_over: bool
+    is_cancelled: bool
+
+    @property
+    def connection(self) -> CallerFacts: ...
+
+    def end(self, code: grpc.StatusCode, details: str, metadata: Sequence[Pair] = ()) -> None: ...
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: Any) -> None: ...
+
+    def seconds_left(self) -> float | None: ...
+
+
 class CallContext(grpc.aio.ServicerContext[Any, Any]):
     """The context through which a handler asks and answers its caller."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ServedCall) -> None:
         self._call = call
 
     async def read(self) -> Any:

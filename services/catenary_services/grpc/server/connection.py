@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from catenary_services.errors import DeadlineExceeded
-from catenary_services.grpc.server.call import Call
+from catenary_services.grpc.server.call import Call, CallServer
 from catenary_services.grpc.server.compression import ENCODINGS
 from catenary_services.grpc.server.methods import ServedMethod
 from catenary_services.grpc.server.request_head import RequestHead, head_of
@@ -26,9 +26,21 @@ from catenary_services.http2.protocol import ConnectionProtocol
 from catenary_services.http2.stream import ServerStream
 
 if TYPE_CHECKING:
-    from catenary_services.grpc.server.server import GrpcServer
+    from catenary_services.grpc.server.methods import MethodTable
 
 _UNKNOWN = (grpc.StatusCode.UNIMPLEMENTED, "there is no such method here")
+
+
+class ConnectionServer(CallServer, Protocol):
+    """The part of a server that its connections use."""
+
+    methods: MethodTable
+    calls: int
+    most_calls: int
+
+    def call_left(self) -> None:
+        """Learns that a call is over."""
+        ...
 
 
 class CallConnection:
@@ -41,7 +53,7 @@ class CallConnection:
         unheard: Calls that are admitted and of whose message no byte has come.
     """
 
-    def __init__(self, server: GrpcServer, protocol: ConnectionProtocol[RequestHead]) -> None:
+    def __init__(self, server: ConnectionServer, protocol: ConnectionProtocol[RequestHead]) -> None:
         self.server = server
         self.loop = asyncio.get_running_loop()
         self.calls: set[Call] = set()
@@ -120,7 +132,7 @@ class CallConnection:
         return [call.task for call in self.calls if call.task is not None]
 
     def abort(self) -> None:
-        """Cuts the connection."""
+        """Closes the connection at once, whatever is still to be sent."""
         self._protocol.abort()
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ _FIRST_STEP = 5e-3
 
 
 class _Answer(NamedTuple):
-    """Knowledge of a target."""
+    """The answer whether a plan of a target rate exists, as far as it was found."""
 
     division: DivisionInParts | None
     """A division in fractions that reaches it."""
