@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from catenary_gateway.catalog import Model
 from catenary_services.errors import InternalError
-from catenary_services.telemetry.spans import TraceContext
+from catenary_services.telemetry.tracing import TraceContext
 
 LONGEST_BUDGET_NS = 3_600_000_000_000
 """The longest time to answer a request, in nanoseconds: one hour."""

@@ -24,7 +24,7 @@ from catenary_gateway.tensors.token_tensors import in_order_of_texts, with_token
 from catenary_protos.catenary.v1 import scheduler_pb2
 from catenary_services.domain.tensors import ANY, TensorSpec
 from catenary_services.errors import InvalidInput, NoActivePlan
-from catenary_services.telemetry.spans import TraceContext
+from catenary_services.telemetry.tracing import TraceContext
 from gateway_harness import served, spec
 from shared_helpers.encoder_agent import VOCABULARY, word_tokenizer
 

@@ -10,8 +10,7 @@ from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import CatenaryError, OverloadError, PeerError, StaleEpoch
 from catenary_services.telemetry import names
-from catenary_services.telemetry.spans import TraceContext, is_sampled, parse_traceparent
-from catenary_services.telemetry.tracing import Tracer
+from catenary_services.telemetry.tracing import TraceContext, Tracer, is_sampled, parse_traceparent
 
 if TYPE_CHECKING:
     from catenary_agent.engine.batch import Batch

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from catenary_agent.decoders.base import DecoderExecutor
     from catenary_agent.generation.state.events import RowsArrived, SessionOpened
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-    from catenary_agent.generation.state.session import IncomingMigration
-    from catenary_agent.generation.state.session_spec import SessionSpec
+    from catenary_agent.generation.state.session import IncomingMigration, SessionSpec
     from catenary_agent.generation.state.states import SessionState
     from catenary_agent.kv import CacheSendProgress
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2

@@ -30,8 +30,7 @@ from catenary_scheduler.wire import session_messages, window_messages
 from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
 from catenary_services.telemetry import names
 from catenary_services.telemetry.metrics import Metrics
-from catenary_services.telemetry.spans import parse_traceparent
-from catenary_services.telemetry.tracing import Tracer
+from catenary_services.telemetry.tracing import Tracer, parse_traceparent
 
 
 class CommandSender:

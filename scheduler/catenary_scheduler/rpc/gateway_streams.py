@@ -43,7 +43,7 @@ from catenary_services.domain.latency import TokenObjectives
 from catenary_services.errors import CatenaryError, InvalidInput, ModelNotFound, Unavailable
 from catenary_services.errors import RequestCancelled as CallerGone
 from catenary_services.log import get_logger
-from catenary_services.telemetry.spans import is_sampled
+from catenary_services.telemetry.tracing import is_sampled
 
 _log = get_logger(__name__)
 

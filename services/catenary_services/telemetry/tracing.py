@@ -8,22 +8,59 @@ flag byte. OpenTelemetry contexts and interceptors would cost more than the requ
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from catenary_services.telemetry import names
-from catenary_services.telemetry.spans import (
-    AttributeValue,
-    RecordedSpan,
-    TraceContext,
-    new_id,
-    parse_traceparent,
-)
+from catenary_services.telemetry.spans import AttributeValue, RecordedSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from catenary_services.telemetry.span_export import SpanExport
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_FLAGS_AT = 54
+"""Index of the second digit of the flags in a traceparent of any version."""
+_SAMPLED_DIGITS = frozenset("13579bdf")
+
+
+class TraceContext(msgspec.Struct, frozen=True):
+    """A span's place in a trace: ids and sampling decision, which travel between processes."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C form of the context."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{'01' if self.sampled else '00'}"
+
+    def child(self) -> TraceContext:
+        """Returns the context of a new span below this one."""
+        return TraceContext(self.trace_id, _new_id(64), self.sampled)
+
+
+def parse_traceparent(text: str) -> TraceContext | None:
+    """Returns the context, or None if `text` is not a valid traceparent."""
+    match = _TRACEPARENT.fullmatch(text)
+    if match is None:
+        return None
+    release, trace, span, flags, rest = match.groups()
+    trace_id, span_id = int(trace, 16), int(span, 16)
+    # Version 00 has nothing behind the flags; later ones may. ff and zero ids are invalid.
+    if release == "ff" or (release == "00" and rest) or not trace_id or not span_id:
+        return None
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & 1))
+
+
+def is_sampled(traceparent: str) -> bool:
+    """True if the sampled flag is set. Nothing else is validated: the text comes from a peer."""
+    return len(traceparent) > _FLAGS_AT and traceparent[_FLAGS_AT] in _SAMPLED_DIGITS
 
 
 class Tracer:
@@ -67,7 +104,7 @@ class Tracer:
                 return parent.child(), parent.span_id
         # This generator is not cryptographic, because ids need to be unique and not secret.
         sampled = self.sample_ratio > 0.0 and random.random() < self.sample_ratio
-        return TraceContext(new_id(128), new_id(64), sampled), None
+        return TraceContext(_new_id(128), _new_id(64), sampled), None
 
     def record(  # noqa: PLR0913 - one span is that many facts, all by keyword
         self,
@@ -124,3 +161,7 @@ class Tracer:
         export, self._export = self._export, None
         if export is not None:
             export.shutdown()
+
+
+def _new_id(bits: int) -> int:
+    return random.getrandbits(bits) or 1

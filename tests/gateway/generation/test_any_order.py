@@ -25,8 +25,7 @@ from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import PartitionLost, RequestCancelled
 from catenary_services.telemetry.metrics import Metrics
-from catenary_services.telemetry.spans import TraceContext
-from catenary_services.telemetry.tracing import Tracer
+from catenary_services.telemetry.tracing import TraceContext, Tracer
 from catenary_services.transport.acknowledgements import Lost
 from generation_harness import generating
 from small_models.tiny_tokenizer import tiny_tokenizer, tokens_of

@@ -19,8 +19,7 @@ from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import InternalError
 from catenary_services.telemetry.metrics import Metrics
-from catenary_services.telemetry.spans import TraceContext
-from catenary_services.telemetry.tracing import Tracer
+from catenary_services.telemetry.tracing import TraceContext, Tracer
 from catenary_services.transport.frames import layout, tensor_views
 from catenary_services.transport.interface import NOBODY, Capabilities
 from gateway_harness import GATEWAY, MODELS, ScriptedScheduler

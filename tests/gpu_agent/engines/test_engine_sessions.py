@@ -22,7 +22,7 @@ from catenary_agent.generation.state.events import (
     SessionOpened,
     TokenOut,
 )
-from catenary_agent.generation.state.session_spec import ArrivalTime, SessionSpec
+from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from catenary_agent.generation.state.states import SessionState
 from catenary_agent.supervision.steps import RunningSteps
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2

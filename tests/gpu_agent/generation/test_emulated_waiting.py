@@ -8,7 +8,7 @@ from catenary_agent.generation.context import GenerationLimits
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.state.events import CloseOrdered, SessionOpened, TokenArrived
 from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-from catenary_agent.generation.state.session_spec import ArrivalTime, SessionSpec
+from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from tests.support.ring_harness import BLOCKS, ToyDecoder, opening, toy, undisturbed
 
 PASS_NS = 1_000

@@ -16,8 +16,7 @@ from catenary_agent.generation.state.events import (
     TokenArrived,
 )
 from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-from catenary_agent.generation.state.session import Session
-from catenary_agent.generation.state.session_spec import ArrivalTime, SessionSpec
+from catenary_agent.generation.state.session import ArrivalTime, Session, SessionSpec
 from catenary_agent.generation.state.states import (
     FIRST_STATES,
     ROUND,

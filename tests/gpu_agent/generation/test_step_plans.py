@@ -13,7 +13,7 @@ from catenary_agent.generation.context import GenerationLimits
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.state.events import CloseOrdered, RowsArrived, SessionOpened
 from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-from catenary_agent.generation.state.session_spec import ArrivalTime, SessionSpec
+from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from catenary_agent.generation.state.states import SessionState
 from tests.support.ring_harness import BLOCKS, opening, toy, undisturbed
 from tests.support.small_models.ring_world import World

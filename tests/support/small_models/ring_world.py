@@ -18,7 +18,7 @@ from catenary_agent.generation.state.events import (
     SessionsBroken,
 )
 from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-from catenary_agent.generation.state.session_spec import ArrivalTime
+from catenary_agent.generation.state.session import ArrivalTime
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import PartitionLost
 from tests.support.ring_harness import BLOCKS, TABLE, toy

@@ -18,15 +18,14 @@ import numpy as np
 
 from catenary_agent.generation.state.events import RowsOut
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.generation.state.session_spec import NO_DRAFTS
+from catenary_agent.generation.state.session import NO_DRAFTS
 from catenary_agent.generation.state.states import CLOSED, LEAVING
 from catenary_agent.kv import CacheSpan
 from catenary_services.errors import CatenaryError, PartitionLost
 
 if TYPE_CHECKING:
     from catenary_agent.generation.cache.cache_waiting import PendingCaches
-    from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.session_spec import SessionSpec
+    from catenary_agent.generation.state.session import Session, SessionSpec
     from catenary_agent.generation.state.sessions import SessionTable
     from catenary_agent.kv.arrays import CacheArray
 

@@ -14,7 +14,7 @@ from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
     from catenary_agent.generation.state.events import CacheOut
-    from catenary_agent.generation.state.session_spec import SessionSpec
+    from catenary_agent.generation.state.session import SessionSpec
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from catenary_agent.generation.state.events import (
     SessionsBroken,
     TokenArrived,
 )
-from catenary_agent.generation.state.session_spec import ArrivalTime, Drafts, SessionSpec, Side
+from catenary_agent.generation.state.session import ArrivalTime, Drafts, SessionSpec, Side
 from catenary_agent.kv import CacheSpan
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, DeadlineExceeded, InvalidInput, StaleEpoch
@@ -27,7 +27,7 @@ from catenary_services.errors import CatenaryError, DeadlineExceeded, InvalidInp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from catenary_agent.generation.state.session_spec import Hidden
+    from catenary_agent.generation.state.session import Hidden
     from catenary_protos.catenary.v1 import common_pb2
     from catenary_services.transport.interface import ReceivedFrame
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from catenary_agent.engine.inbound.memory import HeldBatches
     from catenary_agent.generation.frames.members import FrameFilter
     from catenary_agent.generation.state.events import Event
-    from catenary_agent.generation.state.session_spec import Hidden
+    from catenary_agent.generation.state.session import Hidden
     from catenary_services.transport.interface import FrameSender, ReceivedFrame
 
 

@@ -37,7 +37,7 @@ from catenary_agent.generation.state.events import (
     SessionsBroken,
 )
 from catenary_agent.generation.state.reporting import record_move, record_session
-from catenary_agent.generation.state.session_spec import SessionSpec
+from catenary_agent.generation.state.session import SessionSpec
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
 from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger

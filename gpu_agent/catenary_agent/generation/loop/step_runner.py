@@ -24,7 +24,7 @@ from catenary_agent.devices.device_errors import failure
 from catenary_agent.generation.drafts.drafter import StepTimes, times_of
 from catenary_agent.generation.loop.step_plan import StepPlan, plan_step
 from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
-from catenary_agent.generation.state.session_spec import ArrivalTime
+from catenary_agent.generation.state.session import ArrivalTime
 from catenary_agent.generation.state.sessions import REPORT_NS
 from catenary_agent.generation.state.states import (
     CLOSED,

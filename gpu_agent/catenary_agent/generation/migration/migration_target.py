@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from catenary_agent.generation import admission
 from catenary_agent.generation.frames.move_wire import give_up_of
 from catenary_agent.generation.state.events import SessionOpened
-from catenary_agent.generation.state.session import IncomingMigration
-from catenary_agent.generation.state.session_spec import SessionSpec
+from catenary_agent.generation.state.session import IncomingMigration, SessionSpec
 from catenary_agent.generation.state.stall_timer import StallTimer
 from catenary_agent.generation.state.states import MIGRATING_IN, RECEIVING, WAITING
 from catenary_protos.catenary.v1 import frame_pb2

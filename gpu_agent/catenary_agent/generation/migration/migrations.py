@@ -18,7 +18,7 @@ from catenary_agent.generation.migration.migration_sender import MigrationSender
 from catenary_agent.generation.migration.migration_source import MigrationSource
 from catenary_agent.generation.migration.migration_target import MigrationTarget
 from catenary_agent.generation.state.events import MoveOut
-from catenary_agent.generation.state.session_spec import ArrivalTime, SessionSpec
+from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from catenary_agent.generation.state.states import LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 

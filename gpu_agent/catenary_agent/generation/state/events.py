@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from catenary_agent.generation.state.session_spec import NO_DRAFTS
+from catenary_agent.generation.state.session import NO_DRAFTS
 
 if TYPE_CHECKING:
     from catenary_agent.engine.reporting import OutgoingMessage
     from catenary_agent.generation.state.partition_batcher import StepDone
-    from catenary_agent.generation.state.session import Session
-    from catenary_agent.generation.state.session_spec import (
+    from catenary_agent.generation.state.session import (
         ArrivalTime,
         Drafts,
         Hidden,
+        Session,
         SessionSpec,
     )
     from catenary_agent.kv import CacheSendProgress

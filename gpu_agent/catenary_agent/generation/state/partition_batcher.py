@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
     from catenary_agent.decoders.sampling.sampling import SessionSampler
     from catenary_agent.executors.device import Device
-    from catenary_agent.generation.state.session_spec import SessionSpec
+    from catenary_protos.catenary.v1 import frame_pb2
     from catenary_services.domain.ids import Nanoseconds
 
 _CPU_CHUNK_TOKENS = 64
@@ -51,11 +51,21 @@ class StepDone:
     duration_ns: int
 
 
+class QueuedSpec(Protocol):
+    """The part of a session's constant properties that batchers look at."""
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def opening(self) -> frame_pb2.SessionOpening: ...
+
+
 class QueuedSession(Protocol):
     """The part of a session that batchers look at."""
 
     @property
-    def spec(self) -> SessionSpec: ...
+    def spec(self) -> QueuedSpec: ...
 
     @property
     def pending(self) -> int:

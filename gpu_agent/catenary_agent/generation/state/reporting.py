@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from catenary_agent.engine.reporting import FixedMessage, is_retryable
 from catenary_protos.catenary.v1 import common_pb2, scheduler_pb2
 from catenary_services.telemetry import names
-from catenary_services.telemetry.spans import is_sampled, parse_traceparent
-from catenary_services.telemetry.tracing import Tracer
+from catenary_services.telemetry.tracing import Tracer, is_sampled, parse_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import StepItem, StepScores
-from catenary_agent.generation.state.session_spec import (
-    NO_DRAFTS,
-    ArrivalTime,
-    Drafts,
-    Hidden,
-    SessionSpec,
-)
 from catenary_agent.generation.state.states import (
     AWAITING_TOKEN,
     CLOSED,
@@ -36,11 +29,83 @@ if TYPE_CHECKING:
     from catenary_agent.generation.drafts.drafter import Drafter
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_agent.kv import CacheReceiveProgress, CacheSendProgress
+    from catenary_protos.catenary.v1 import common_pb2, frame_pb2
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.domain.sampling import SamplingParameters
 
+Hidden = NDArray[np.float32]
 Times = tuple[int, int]
 """The start and the end of a step in monotonic nanoseconds."""
+Side = Literal["mixed", "prefill", "decode"]
+"""The work of a ring for a session: everything, only its prompt, or only the tokens after it."""
+
+
+class Drafts(NamedTuple):
+    """The guessed tokens that the last rows of a step belong to."""
+
+    tokens: tuple[int, ...] = ()
+    are_taken: bool = False
+    """True if all agents that the rows have passed can take some."""
+
+
+NO_DRAFTS = Drafts()
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalTime:
+    """The arrival of work on this process's monotonic clock, in nanoseconds."""
+
+    received_ns: int
+    transfer_ns: int = 0
+    """Nanoseconds since the sender's push; 0 if the clocks differ, or if nothing was sent."""
+    timings: Sequence[common_pb2.HopTiming] = ()
+    """Timings of the previous hops of this step, if the session is timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """The properties of a session that are constant while it is here."""
+
+    session_id: int
+    opening: frame_pb2.SessionOpening
+    hop: int
+    """Index of this agent's hop in its ring."""
+    deadline_ns: int
+    """The deadline on this process's monotonic clock."""
+    side: Side = "mixed"
+    is_first: bool = field(init=False)
+    """True if this agent embeds the session's tokens."""
+    is_last: bool = field(init=False)
+    """True if this agent samples the session's tokens."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_first", self.hop == 0)
+        object.__setattr__(self, "is_last", self.hop == len(self.ring) - 1)
+
+    @property
+    def ring(self) -> Sequence[common_pb2.Hop]:
+        """The ring of this agent; in the split phase a session has two."""
+        return self.opening.decode_route if self.side == "decode" else self.opening.route
+
+    @property
+    def history(self) -> int:
+        """Number of tokens in the opening: the prompt, and what was generated elsewhere."""
+        return len(self.opening.token_ids)
+
+    @property
+    def own_hop(self) -> common_pb2.Hop:
+        """The blocks that this agent computes for the session."""
+        return self.ring[self.hop]
+
+    @property
+    def first_agent(self) -> str:
+        """The agent that takes the sampled tokens for the next step."""
+        return self.ring[0].agent_id
+
+    @property
+    def next_agent(self) -> str:
+        """The agent that takes the hidden states; undefined for the last hop."""
+        return self.ring[self.hop + 1].agent_id
 
 
 @dataclass(slots=True)

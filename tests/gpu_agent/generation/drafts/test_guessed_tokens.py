@@ -10,7 +10,7 @@ from catenary_agent.generation.drafts.drafter import Drafter
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.state.events import RowsArrived, SessionOpened, TokenArrived
 from catenary_agent.generation.state.partition_batcher import PartitionBatcher
-from catenary_agent.generation.state.session_spec import ArrivalTime, Drafts, SessionSpec
+from catenary_agent.generation.state.session import ArrivalTime, Drafts, SessionSpec
 from catenary_protos.catenary.v1 import frame_pb2
 from tests.support.ring_harness import BLOCKS, HIDDEN, opening, toy, undisturbed
 from tests.support.small_models.ring_world import World

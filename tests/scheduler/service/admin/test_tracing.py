@@ -6,8 +6,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
-from catenary_services.telemetry.spans import TraceContext
-from catenary_services.telemetry.tracing import Tracer
+from catenary_services.telemetry.tracing import TraceContext, Tracer
 from scheduler_harness import Crowd, until
 
 

@@ -15,8 +15,7 @@ from catenary_scheduler.process import SchedulerProcess
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.domain.ids import AgentId
 from catenary_services.telemetry.metrics import Metrics
-from catenary_services.telemetry.spans import TraceContext
-from catenary_services.telemetry.tracing import Tracer
+from catenary_services.telemetry.tracing import TraceContext, Tracer
 from chain_harness import chains, nothing_is_left, request, route, serving
 from scheduler_harness import (
     LLM,
