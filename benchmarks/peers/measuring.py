@@ -188,6 +188,7 @@ def _one(name: str, site: Site, options: Options, found: Found, source: random.R
     running = Running(name, site, options)
     try:
         found.forms[name] = running.check()
+        running.processes.wait_until_idle()
         keys: list[Key] = [
             (name, model.name, protocol, connections)
             for model in site.models

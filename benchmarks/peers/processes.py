@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from benchmarks.end_to_end import cpu_ns
 
 _MARK = "CATENARY_PEER"
 _ENDS_WITHIN_S = 8.0
+_SETTLES_WITHIN_S = 20.0
+_IDLE_NS = 100_000_000
+"""CPU time in a second below which a server counts as idle."""
 _OUTPUT_LINES = 15
 
 
@@ -68,6 +72,20 @@ class ServerProcesses:
             with contextlib.suppress(OSError):  # it has ended since
                 total += cpu_ns(each.pid)
         return total
+
+    def wait_until_idle(self) -> None:
+        """Returns when what the processes do by themselves after a start is over.
+
+        That is a second in which they take less than a tenth of a core, or `_SETTLES_WITHIN_S`
+        seconds, as some servers never rest.
+        """
+        end_s = time.monotonic() + _SETTLES_WITHIN_S
+        while time.monotonic() < end_s:
+            processes = self.all()
+            before = self.cpu_ns(processes)
+            time.sleep(1.0)
+            if self.cpu_ns(processes) - before < _IDLE_NS:
+                return
 
     def memory_bytes(self) -> int:
         """Returns the resident memory of all processes; what they share counts in each of them."""
