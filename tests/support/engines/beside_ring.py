@@ -97,8 +97,9 @@ class EngineBesideRing:
             return ENGINE in await self.by_agent()
 
         await until(on_engine, "the engine has sessions")
-        (engine,) = engines_of(psutil.Process())
-        os.kill(engine.pid, signal.SIGKILL)
+        engines = engines_of(psutil.Process())
+        assert len(engines) == 1, [(each.pid, each.ppid(), each.cmdline()) for each in engines]
+        os.kill(engines[0].pid, signal.SIGKILL)
         results = await self._whole(asked, tokens)
         assert any(result.chain_changes for result in results)
 
