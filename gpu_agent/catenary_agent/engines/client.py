@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import aiohttp
+import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
 from catenary_agent.engines.requests import (
@@ -88,7 +89,7 @@ class EngineClient:
         self._ends = end_token_ids
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[EngineStream, asyncio.Task[None]] = {}
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="engine-client", daemon=True)
         self._thread.start()
 

@@ -243,6 +243,9 @@ class SessionMoved:
     """The successor, which generates now."""
     moved: SessionId
     """The session that is over."""
+    cached_tokens: int = 0
+    """Tokens of prompt and answer that were cached at the hand-over, when one more was known; 0 if
+    nobody said."""
 
 
 @dataclass(frozen=True, slots=True)

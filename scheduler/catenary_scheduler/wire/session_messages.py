@@ -107,7 +107,9 @@ def session_failed(
 
 def session_moved(message: scheduler_pb2.SessionMoved) -> events.SessionMoved:
     """Returns the event of a session that was handed over to another chain."""
-    return events.SessionMoved(SessionId(message.session_id), SessionId(message.moved_session_id))
+    return events.SessionMoved(
+        SessionId(message.session_id), SessionId(message.moved_session_id), message.tokens
+    )
 
 
 def move_mode(mode: scheduler_pb2.MoveMode.ValueType) -> events.MoveMode:

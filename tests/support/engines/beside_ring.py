@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -98,8 +97,10 @@ class EngineBesideRing:
 
         await until(on_engine, "the engine has sessions")
         engines = engines_of(psutil.Process())
-        assert len(engines) == 1, [(each.pid, each.ppid(), each.cmdline()) for each in engines]
-        os.kill(engines[0].pid, signal.SIGKILL)
+        assert engines
+        for engine in engines:  # two, while sessions end on one that a plan had left
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.kill()
         results = await self._whole(asked, tokens)
         assert any(result.chain_changes for result in results)
 

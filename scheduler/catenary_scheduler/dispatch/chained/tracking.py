@@ -231,7 +231,8 @@ class Session:
         self.attempts = 0
         """Number of times that its agents were told to close it."""
         self.carried_tokens = 0
-        """Tokens of the answer that were known when it began, from sessions that were lost."""
+        """Tokens of the answer that were known when it began: of sessions that were lost, or of
+        the one that became this one."""
         self.moving: Move | None = None
         """The move that takes it to another chain while it generates; None if it does not move. The
         move that ends in a session is found in `MoveTable`."""
