@@ -103,8 +103,8 @@ class PeerSender:
     def _leaves_at_once(self, peer: str, frame: SessionFrame) -> bool:
         """Sends a frame for which no other waits; returns False if a task must wait for the link.
 
-        A token has nothing to wait for on the way to a process of this machine, and costs half as
-        much without a task. Such a link loses nothing that has left.
+        On the way to a process of this machine a token has nothing to wait for, so it needs no
+        task. Such a link loses nothing that has left.
         """
         link = self._links.get(peer)
         if link is None or link.closed or not link.capabilities.same_host or frame.nbytes:
