@@ -234,15 +234,23 @@ def test_what_is_left_of_a_window_is_free_once_its_gateway_says_so() -> None:
     assert bench.said[-1] == WindowOver(window.window)
 
 
-def test_a_window_ends_by_itself_and_one_that_was_not_used_is_not_granted_again_soon() -> None:
+def test_a_window_ends_by_itself_and_each_that_was_not_used_is_followed_by_a_longer_pause() -> None:
     bench = Bench(LONE)
     window = granted(bench)
     bench.pass_time(20)
     assert bench.booked() == []
     assert WindowOver(window.window) in bench.said
     assert (bench.figures["expired_windows"], bench.figures["unused_windows"]) == (1, 1)
-    bench.one_at_a_time(6)
-    assert bench.figures["granted_windows"] == 1
+    for pause_ms, windows in ((20, 1), (40, 2), (80, 3)):
+        begin = bench.now
+        while bench.now + 9 < begin + pause_ms - 9:  # some of it is over
+            bench.one_at_a_time(1)
+            assert bench.figures["granted_windows"] == windows
+        while bench.figures["granted_windows"] == windows:
+            bench.one_at_a_time(1)
+        assert bench.now <= begin + pause_ms + 2 * 9
+        bench.pass_time(20)
+        assert bench.figures["unused_windows"] == windows + 1
 
 
 def test_the_time_of_a_revoked_window_stays_taken_until_its_gateway_has_heard() -> None:
