@@ -38,6 +38,7 @@ from catenary_services.http2.limits import (
     COST_OF_CONTROL,
     COST_OF_FRAME,
     DATA_GIVES_BACK,
+    MOST_WAITING_STREAMS,
     QUEUED_BYTES,
     ConnectionLimits,
 )
@@ -119,6 +120,11 @@ class ServerConnection(Generic[T]):
             )
         )
         self._refill()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of a frame and of a block of headers that are not finished."""
+        return self._reader.unfinished_bytes + self._headers.unfinished_bytes
 
     def receive(self, data: bytes, now_s: float) -> None:
         """Takes bytes of the peer.
@@ -219,7 +225,11 @@ class ServerConnection(Generic[T]):
             return  # the farewell has told that it is not served
         self.last_number = number
         sending = self.sending
-        if len(self._streams) >= self._limits.most_streams or sending.waiting_bytes > QUEUED_BYTES:
+        if (
+            len(self._streams) >= self._limits.most_streams
+            or sending.waiting_bytes > QUEUED_BYTES
+            or sending.waiting_streams > MOST_WAITING_STREAMS
+        ):
             self._refuse(number, REFUSED_STREAM)
             return
         if isinstance(head, StreamViolation):

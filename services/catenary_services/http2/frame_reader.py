@@ -54,6 +54,11 @@ class HeaderFrames:
         self._bytes = 0
         self._is_last = False
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the unfinished block."""
+        return self._bytes if self.unfinished else 0
+
     def on_headers(self, flags: int, number: int, payload: bytes) -> None:
         """Takes the first frame of a block, which mostly is the whole.
 
@@ -116,6 +121,11 @@ class FrameReader:
         self._headers = headers
         self._rest = b""
         self._has_preface = False
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the frame that is not whole."""
+        return len(self._rest)
 
     def receive(self, data: bytes) -> None:
         """Takes bytes, and hands on every frame that is whole by now.

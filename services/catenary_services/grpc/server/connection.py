@@ -28,6 +28,8 @@ from catenary_services.http2.stream import ServerStream
 if TYPE_CHECKING:
     from catenary_services.grpc.server.methods import MethodTable
 
+MOST_CALLS_OF_ONE_SOURCE = 16_384
+"""The most concurrent calls from one address; each holds some kilobytes."""
 _UNKNOWN = (grpc.StatusCode.UNIMPLEMENTED, "there is no such method here")
 
 
@@ -38,8 +40,16 @@ class ConnectionServer(CallServer, Protocol):
     calls: int
     most_calls: int
 
-    def call_left(self) -> None:
-        """Learns that a call is over."""
+    def calls_of(self, source: str) -> int:
+        """Returns the number of calls from an address."""
+        ...
+
+    def call_begun(self, source: str) -> None:
+        """Learns of a call from an address."""
+        ...
+
+    def call_left(self, source: str) -> None:
+        """Learns that a call from an address is over."""
         ...
 
 
@@ -87,7 +97,7 @@ class CallConnection:
         call = Call(self, stream, head, method)
         stream.receiver = call
         self.calls.add(call)
-        server.calls += 1
+        server.call_begun(self.address)
         call.start(is_whole)
 
     def _refusal_of(
@@ -105,6 +115,8 @@ class CallConnection:
             return grpc.StatusCode.UNIMPLEMENTED, why
         if server.calls >= server.most_calls:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are worked on"
+        if server.calls_of(self.address) >= MOST_CALLS_OF_ONE_SOURCE:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls of this address"
         return None
 
     def left(self, call: Call) -> None:
@@ -112,7 +124,7 @@ class CallConnection:
         self.unheard.pop(call, None)
         if call in self.calls:
             self.calls.discard(call)
-            self.server.call_left()
+            self.server.call_left(self.address)
 
     def look(self, now_s: float) -> None:
         """Gives up calls whose message does not begin, and looks after the connection."""

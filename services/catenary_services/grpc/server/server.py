@@ -15,9 +15,11 @@ from catenary_services.grpc.server.methods import MethodTable
 from catenary_services.grpc.server.receiving_budget import ReceivingBudget
 from catenary_services.grpc.server.request_head import RequestHead
 from catenary_services.http2.connection import StreamOpener
+from catenary_services.http2.held_memory import held_bytes, surplus
 from catenary_services.http2.limits import ConnectionLimits
 from catenary_services.http2.protocol import ConnectionProtocol
 from catenary_services.log import get_logger
+from catenary_services.memory import give_back_soon
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.tcp_listener import ListenerLimits, TcpListener
 
@@ -69,6 +71,7 @@ class GrpcServer:
         self.most_calls = most_calls
         self.calls = 0
         self.most_connections = most_connections
+        self._calls_of: dict[str, int] = {}
         self._connections: dict[CallConnection, None] = {}
         self._listeners: list[TcpListener] = []
         self._refused = 0
@@ -139,9 +142,23 @@ class GrpcServer:
             self._timer = None
         self._ended.set()
 
-    def call_left(self) -> None:
-        """Learns that a call is over."""
+    def calls_of(self, source: str) -> int:
+        """Returns the number of calls from an address."""
+        return self._calls_of.get(source, 0)
+
+    def call_begun(self, source: str) -> None:
+        """Counts a call from an address."""
+        self.calls += 1
+        self._calls_of[source] = self._calls_of.get(source, 0) + 1
+
+    def call_left(self, source: str) -> None:
+        """Learns that a call from an address is over."""
         self.calls -= 1
+        left = self._calls_of[source] - 1
+        if left:
+            self._calls_of[source] = left
+        else:
+            del self._calls_of[source]
         self._moved.set()
 
     async def _until(self, is_reached: Callable[[], bool], seconds: float) -> None:
@@ -189,9 +206,21 @@ class GrpcServer:
         for connection in list(self._connections):
             connection.look(now_s)
         self.budget.look(now_s)
+        self._end_largest(now_s)
         if self._refused:
             refused, self._refused = self._refused, 0
             _log.warning("connections_dropped", count=refused, most=self.most_connections)
+
+    def _end_largest(self, now_s: float) -> None:
+        """Ends the connections of those who make the server hold too much."""
+        connections = list(self._connections)
+        ended = surplus([(each.address, held_bytes(each.http2, now_s)) for each in connections])
+        for at in ended:
+            connections[at].abort()
+        if ended:
+            source = connections[ended[0]].address
+            _log.warning("connections_held_too_much", count=len(ended), source=source)
+            give_back_soon()
 
 
 class _Refusal(asyncio.Protocol):
