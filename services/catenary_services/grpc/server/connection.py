@@ -113,10 +113,9 @@ class CallConnection:
         if head.encoding not in ENCODINGS:
             why = f"messages cannot be compressed by {head.encoding[:32]!r}"
             return grpc.StatusCode.UNIMPLEMENTED, why
-        if server.calls >= server.most_calls:
+        of_source = server.calls_of(self.address)
+        if server.calls >= server.most_calls or of_source >= MOST_CALLS_OF_ONE_SOURCE:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are worked on"
-        if server.calls_of(self.address) >= MOST_CALLS_OF_ONE_SOURCE:
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls of this address"
         return None
 
     def left(self, call: Call) -> None:
