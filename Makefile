@@ -147,7 +147,7 @@ chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MI
 fuzz: $(NATIVE) $(TOOLS) ## schemathesis against /openapi.json of a small cluster: no errors of the server (SEED=, MINUTES=10)
 	PYTHONPATH=tests/support $(BIN)/python tests/system/fuzz.py --seed $(SEED) --minutes $(or $(MINUTES),10)
 
-# ONLY="wire/http2 stored/keys": these; KEEP=1 replaces the kept inputs (tests/data/parsers) by better ones.
+# MINUTES=25 is a minute for each parser. ONLY="wire/http2 stored/keys": these; KEEP=1 replaces the kept inputs (tests/data/parsers) by better ones.
 fuzz-parsers: $(STAMP) $(FUZZ) ## a guided search for bytes that a parser does not cope with (SEED=, MINUTES=60 in all)
 	PYTHONPATH=tests/support CATENARY_PURE=1 $(BIN)/python tests/system/fuzz_parsers.py --seed $(SEED) \
 	  --minutes $(or $(MINUTES),60) $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)

@@ -55,9 +55,10 @@ def _search(target: FuzzTarget, options: argparse.Namespace, seconds: int, folde
         f"-rss_limit_mb={MOST_MEMORY_MB}",
         f"-artifact_prefix={folder}/ended-by-",
         f"-seed={options.seed}",
-        f"-dict={words}",
         "-print_final_stats=1",
     ]
+    if target.words:
+        limits.append(f"-dict={words}")
     told = _guided(options.python, target, findings, [*limits, str(inputs)])
     tries = next((line.split()[-1] for line in told if "number_of_executed_units" in line), "?")
     ended = sorted(folder.glob("ended-by-*"))
