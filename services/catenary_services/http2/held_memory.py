@@ -1,4 +1,4 @@
-"""What peers make a server hold, and whose connections end because it is too much. Pure.
+"""Bytes that peers make a server hold, and the connections that end for them. Pure.
 
 A peer that opens no window for its answers costs the memory of these, and that of their streams. A
 peer that begins headers or frames and never ends them costs what is there of them. A connection
