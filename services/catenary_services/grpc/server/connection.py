@@ -28,8 +28,6 @@ from catenary_services.http2.stream import ServerStream
 if TYPE_CHECKING:
     from catenary_services.grpc.server.methods import MethodTable
 
-MOST_CALLS_OF_ONE_SOURCE = 16_384
-"""The most concurrent calls from one address; each holds some kilobytes."""
 _UNKNOWN = (grpc.StatusCode.UNIMPLEMENTED, "there is no such method here")
 
 
@@ -40,16 +38,8 @@ class ConnectionServer(CallServer, Protocol):
     calls: int
     most_calls: int
 
-    def calls_of(self, source: str) -> int:
-        """Returns the number of calls from an address."""
-        ...
-
-    def call_begun(self, source: str) -> None:
-        """Learns of a call from an address."""
-        ...
-
     def call_left(self, source: str) -> None:
-        """Learns that a call from an address is over."""
+        """Learns that a call of a source is over; "" is the source of one that was not admitted."""
         ...
 
 
@@ -97,7 +87,7 @@ class CallConnection:
         call = Call(self, stream, head, method)
         stream.receiver = call
         self.calls.add(call)
-        server.call_begun(self.address)
+        server.calls += 1
         call.start(is_whole)
 
     def _refusal_of(
@@ -113,8 +103,7 @@ class CallConnection:
         if head.encoding not in ENCODINGS:
             why = f"messages cannot be compressed by {head.encoding[:32]!r}"
             return grpc.StatusCode.UNIMPLEMENTED, why
-        of_source = server.calls_of(self.address)
-        if server.calls >= server.most_calls or of_source >= MOST_CALLS_OF_ONE_SOURCE:
+        if server.calls >= server.most_calls:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are worked on"
         return None
 
@@ -123,7 +112,7 @@ class CallConnection:
         self.unheard.pop(call, None)
         if call in self.calls:
             self.calls.discard(call)
-            self.server.call_left(self.address)
+            self.server.call_left(call.source)
 
     def look(self, now_s: float) -> None:
         """Gives up calls whose message does not begin, and looks after the connection."""

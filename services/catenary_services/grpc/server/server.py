@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import grpc
 
+from catenary_services.errors import Overloaded
 from catenary_services.grpc.server.call_policy import CallAuthorizer
 from catenary_services.grpc.server.connection import CallConnection
 from catenary_services.grpc.server.methods import MethodTable
@@ -27,7 +28,10 @@ MAX_CONNECTIONS = 8_192
 """The most connections to one server."""
 MOST_CALLS = 1 << 20
 """The most concurrent calls of a server, where nothing else is set."""
+MOST_CALLS_OF_ONE_SOURCE = 16_384
+"""The most concurrent calls of one key, or address without one; each holds some kilobytes."""
 _LOOK_S = 0.5
+_RETRY_NS = 1_000_000_000
 _FLUSH_S = 0.2
 """Seconds within which a peer must take the last answers when the server stops."""
 _LISTENER_LIMITS = ListenerLimits(most_waiting=2_048, most_opening=128, wait_s=10.0)
@@ -143,22 +147,30 @@ class GrpcServer:
         self._ended.set()
 
     def calls_of(self, source: str) -> int:
-        """Returns the number of calls from an address."""
+        """Returns the number of admitted calls of a source."""
         return self._calls_of.get(source, 0)
 
-    def call_begun(self, source: str) -> None:
-        """Counts a call from an address."""
-        self.calls += 1
-        self._calls_of[source] = self._calls_of.get(source, 0) + 1
+    def call_admitted(self, source: str) -> None:
+        """Counts an admitted call of a source.
+
+        Raises:
+            Overloaded: The source has too many.
+        """
+        count = self._calls_of.get(source, 0)
+        if count >= MOST_CALLS_OF_ONE_SOURCE:
+            why = "too many calls of this caller are worked on"
+            raise Overloaded(why, retry_after_ns=_RETRY_NS)
+        self._calls_of[source] = count + 1
 
     def call_left(self, source: str) -> None:
-        """Learns that a call from an address is over."""
+        """Learns that a call of a source is over; "" is the source of one that was not admitted."""
         self.calls -= 1
-        left = self._calls_of[source] - 1
-        if left:
-            self._calls_of[source] = left
-        else:
-            del self._calls_of[source]
+        if source:
+            left = self._calls_of[source] - 1
+            if left:
+                self._calls_of[source] = left
+            else:
+                del self._calls_of[source]
         self._moved.set()
 
     async def _until(self, is_reached: Callable[[], bool], seconds: float) -> None:

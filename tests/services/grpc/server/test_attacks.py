@@ -199,10 +199,10 @@ async def test_answers_that_nobody_takes_keep_further_calls_out(
         client.close()
 
 
-async def test_calls_of_one_address_beyond_a_number_are_refused(
+async def test_calls_of_one_source_beyond_a_number_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("catenary_services.grpc.server.connection.MOST_CALLS_OF_ONE_SOURCE", 3)
+    monkeypatch.setattr("catenary_services.grpc.server.server.MOST_CALLS_OF_ONE_SOURCE", 3)
     async with served() as (port, _, server):
         clients = [await RawClient.connect(port) for _ in range(2)]
         for client in clients:
