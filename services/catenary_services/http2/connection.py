@@ -106,7 +106,9 @@ class ServerConnection(Generic[T]):
         }
         self._window = INITIAL_WINDOW
         self._headers = HeaderFrames(self._take_block, self._flood_limit)
-        self._reader = FrameReader(self._on_data, self._on_frame, self._headers)
+        self._reader = FrameReader(
+            self._on_data, self._on_frame, self._headers, limits.calls_at_once
+        )
         self.last_number = 0
         self._highest = 0
         self.is_leaving = False
@@ -125,6 +127,11 @@ class ServerConnection(Generic[T]):
     def unfinished_bytes(self) -> int:
         """Bytes of a frame and of a block of headers that are not finished."""
         return self._reader.unfinished_bytes + self._headers.unfinished_bytes
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes that were received wait for the next call of `receive`."""
+        return self._reader.has_more
 
     def receive(self, data: bytes, now_s: float) -> None:
         """Takes bytes of the peer.

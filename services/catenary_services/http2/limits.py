@@ -33,6 +33,8 @@ class ConnectionLimits:
 
     most_streams: int = 1_024
     """The most concurrent streams of one connection."""
+    calls_at_once: int = 16
+    """The most calls of one connection that begin before others have their turn."""
     header_bytes: int = 16 * 1024
     """The most bytes of the headers of a stream, as HTTP/2 counts them."""
     first_window: int = INITIAL_WINDOW

@@ -38,6 +38,8 @@ class Answering:
     def asked(self, calls: int, greeting: bytes = NO_WINDOW) -> ServerConnection[Headers]:
         opened = (frame(frames.HEADERS, END_HEADERS, 2 * at + 1, BLOCK) for at in range(calls))
         self.connection.receive(greeting + b"".join(opened), 0.0)
+        while self.connection.has_more:
+            self.connection.receive(b"", 0.0)
         return self.connection
 
 

@@ -329,6 +329,8 @@ def _heard(parts: Iterator[bytes] | list[bytes]) -> tuple[list[Any], int | None,
         for part in parts:
             came += len(part)
             connection.receive(part, 0.0)
+            while connection.has_more:
+                connection.receive(b"", 0.0)
             went += sum(map(len, connection.sending.take()))
     except ConnectionViolation as violation:
         return listener.heard, violation.code, came, went

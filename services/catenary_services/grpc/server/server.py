@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, cast
 
 import grpc
@@ -32,6 +33,8 @@ MOST_CALLS_OF_ONE_SOURCE = 16_384
 """The most concurrent calls of one key, or address without one; each holds some kilobytes."""
 _LOOK_S = 0.5
 _RETRY_NS = 1_000_000_000
+_TURNS_AT_ONCE = 2
+"""The number of connections with many calls that go on in one turn of the event loop."""
 _FLUSH_S = 0.2
 """Seconds within which a peer must take the last answers when the server stops."""
 _LISTENER_LIMITS = ListenerLimits(most_waiting=2_048, most_opening=128, wait_s=10.0)
@@ -76,6 +79,8 @@ class GrpcServer:
         self.calls = 0
         self.most_connections = most_connections
         self._calls_of: dict[str, int] = {}
+        self._turns: dict[ConnectionProtocol[RequestHead], None] = {}
+        self._is_turning = False
         self._connections: dict[CallConnection, None] = {}
         self._listeners: list[TcpListener] = []
         self._refused = 0
@@ -201,6 +206,27 @@ class GrpcServer:
         assert isinstance(opener, CallConnection)
         self._connections.pop(opener, None)
         self._moved.set()
+
+    def wait_for_turn(self, connection: ConnectionProtocol[RequestHead]) -> None:
+        """Has a connection that began many calls at once go on after others.
+
+        Of all such connections few go on in each turn of the event loop, so that callers with
+        thousands of calls on many connections delay the others' single ones by little.
+        """
+        self._turns[connection] = None
+        self._take_turns_soon()
+
+    def _take_turns_soon(self) -> None:
+        if self._turns and not self._is_turning:
+            self._is_turning = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        self._is_turning = False
+        for connection in list(islice(self._turns, _TURNS_AT_ONCE)):
+            del self._turns[connection]
+            connection.take_turn()
+        self._take_turns_soon()
 
     def _connected(self, settled: Callable[[], None]) -> asyncio.BaseProtocol:
         if len(self._connections) >= self.most_connections:

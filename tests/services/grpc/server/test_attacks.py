@@ -234,6 +234,23 @@ async def test_connections_that_hold_much_together_end_and_no_others(
             client.close()
 
 
+async def test_a_thousand_calls_at_once_are_all_answered_and_others_between_them() -> None:
+    async with served() as (port, _, server):
+        many, one = [await RawClient.connect(port) for _ in range(2)]
+        await until(lambda: server.connections == 2)
+        for number in range(1, 2_000, 2):
+            many.send(opening(number, "/t.T/Say"), data(number, prefixed(b"x"), ends=True))
+        one.send(opening(1, "/t.T/Say"), data(1, prefixed(b"x"), ends=True))
+        assert await one.next_of(frames.DATA) is not None
+        answered = 0
+        while answered < 1_000:
+            answer = await many.next_of(frames.HEADERS)
+            assert answer is not None
+            answered += bool(answer.flags & frames.END_STREAM)
+        for client in (many, one):
+            client.close()
+
+
 async def test_silence_before_the_first_call_ends_the_connection() -> None:
     async with served(ConnectionLimits(first_stream_s=0.3)) as (port, _, _server):
         client = await RawClient.connect(port)
