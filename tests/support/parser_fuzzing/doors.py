@@ -26,7 +26,7 @@ from catenary_gateway.endpoints.connections.request_headers import (
 )
 from catenary_gateway.endpoints.http_bodies import inflated
 from catenary_services.errors import CatenaryError, InvalidInput, PayloadTooLarge
-from parser_fuzzing.scripted import ScriptedTransport, fed, in_loop, turns
+from parser_fuzzing.scripted import ScriptedTransport, fed, in_loop, settle
 from parser_fuzzing.target import BrokenPromise, FuzzTarget
 
 _INFER = "POST /v2/models/toy/infer HTTP/1.1\r\nHost: a\r\n"
@@ -178,20 +178,12 @@ def _served(data: bytes) -> list[Any]:
 
     try:
         fed(transport, data, take)
-        fed(transport, b"\0" + b"\0" * 0, lambda _: None)
     finally:
         in_loop(lambda: connection.connection_lost(None))
-        in_loop_turns()
+        settle()
     if door.trouble:
         raise door.trouble[0]
     return door.answered
-
-
-def in_loop_turns() -> None:
-    """Lets what was cancelled end."""
-    from parser_fuzzing.scripted import _loop
-
-    _loop().run_until_complete(turns())
 
 
 def _connections() -> Iterator[bytes]:

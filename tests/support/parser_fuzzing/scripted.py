@@ -118,6 +118,15 @@ def _loop() -> asyncio.AbstractEventLoop:
     return _LOOPS[0]
 
 
+def settle() -> None:
+    """Lets what was cancelled, or has just been told of an end, come to it.
+
+    Raises:
+        BrokenPromise: Something of it failed.
+    """
+    fed(ScriptedTransport(), b"\0\0", lambda _: None)
+
+
 def in_loop(make: Callable[[], Any]) -> Any:
     """Returns what a function returns that has to run on the event loop."""
 

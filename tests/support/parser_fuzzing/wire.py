@@ -61,7 +61,7 @@ from catenary_services.transport.frames import (
 from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
 from catenary_services.transport.tcp.tcp_stream import TcpStream
 from hostile.any_message import message_types
-from parser_fuzzing.scripted import ScriptedTransport, fed, in_loop, pieces
+from parser_fuzzing.scripted import ScriptedTransport, fed, in_loop, pieces, settle
 from parser_fuzzing.target import BrokenPromise, FuzzTarget
 from shared_helpers.raw_http2 import GREETING, call_headers, data, opening, prefixed
 
@@ -459,7 +459,7 @@ def _read_grpc(data: bytes) -> None:
         fed(transport, data, protocol.data_received)
     finally:
         in_loop(lambda: protocol.connection_lost(None))
-        fed(ScriptedTransport(), b"\0\0\0", lambda _: None)
+        settle()
     if trouble:
         raise trouble[0]
     if server.calls or server.connections or server.budget.held:
