@@ -121,6 +121,7 @@ cdef class BookedInterval:
     cdef public tuple timelines
     cdef public int64_t start
     cdef public int64_t end
+    cdef public bint begun
     cdef public bint done
     cdef public bint live
     cdef public bint persisted
@@ -131,6 +132,7 @@ cdef class BookedInterval:
         self.timelines = timelines
         self.start = start
         self.end = end
+        self.begun = False
         self.done = False
         self.live = False
         self.persisted = False
@@ -312,6 +314,11 @@ cdef class Timeline:
         cdef Py_ssize_t low = behind(line.ends, line.count, start)
         cdef Py_ssize_t high = at_or_behind(line.starts, line.count, end)
         return high - low == 1 and self.uses[low] is use
+
+    cpdef int64_t free_before(self, BookedInterval use):
+        """Moment from which nothing is booked until `use`; 0 if it is the first."""
+        cdef Py_ssize_t at = at_or_behind(self.line.starts, self.line.count, use.start)
+        return self.line.ends[at - 1] if at else 0
 
     cpdef list overlapping(self, int64_t start, int64_t end):
         """Returns the uses that share a moment with `[start, end)`."""

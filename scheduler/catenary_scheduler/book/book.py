@@ -161,11 +161,11 @@ class Book:
         batch: BatchId,
         position: int,
         start_ns: Nanoseconds,
-        end_ns: Nanoseconds,
+        end_ns: Nanoseconds | None,
         *,
         transfer: bool = False,
     ) -> Correction | None:
-        """Replaces a booked interval by the one that really happened.
+        """Replaces a booked interval by the one that really happened, or has begun to.
 
         * The real interval takes the place of the booked one. Where a real use of the same resource
           is known already, what is known stays and only the rest is entered.
@@ -177,6 +177,9 @@ class Book:
           run early when they can, and then report so.
         * Uses of this batch ahead of this one that were never reported are over: they end, at the
           latest, where this one starts.
+        * Without an end, only the start is known. The interval keeps its length, and its end is
+          still to come. Others that have begun on the same resource end, at the latest, where it
+          starts.
 
         Returns:
             The drift and the displaced batches, or None if there is no such booking (released,
@@ -185,7 +188,6 @@ class Book:
         booking = self._bookings.get(batch)
         if booking is None:
             return None
-        end_ns = max(end_ns, start_ns + 1)
         for use in booking.uses:
             if use.position == position and use.transfers == transfer:
                 break
@@ -193,6 +195,9 @@ class Book:
             return None
         if use.done:
             return None
+        if end_ns is None:
+            return self._begin(use, start_ns)
+        end_ns = max(end_ns, start_ns + 1)
         drift = end_ns - use.end
         if not transfer and self.slots.devices:
             device = self.slots.devices.get(use.timelines[0].resource)
@@ -244,6 +249,21 @@ class Book:
             if use.live:
                 self._bookings[use.batch].uses.remove(use)
                 self._take_out(use)
+
+    def earliest_starts(self, batch: BatchId) -> list[Nanoseconds]:
+        """Returns how early each booked use of a batch could start, in order of time.
+
+        Between that moment and its start nothing is booked on any of its resources.
+        """
+        booking = self._bookings.get(batch)
+        found = []
+        for use in booking.uses if booking is not None else ():
+            lines = use.timelines
+            earliest = lines[0].free_before(use)
+            if len(lines) > 1:
+                earliest = max(earliest, lines[1].free_before(use))
+            found.append(earliest)
+        return found
 
     def finish(self, batch: BatchId) -> Nanoseconds | None:
         """Returns when the last booked use of a batch ends; None if it has booked nothing."""
@@ -405,6 +425,36 @@ class Book:
         for moved, new_start in moves:
             self._move(moved, new_start)
         return tuple(dict.fromkeys(moved.batch for moved, _ in moves))
+
+    def _begin(self, use: BookedInterval, start: Nanoseconds) -> Correction:
+        """Moves a use that has begun to its real start, and what is in its way behind it."""
+        use.begun = True
+        start = max(start, *(line.done_until for line in use.timelines), 0)
+        later = start - use.start
+        if not later:
+            return Correction(0, ())
+        end = use.end + later
+        following = self._successor(use)
+        self._take_out(use)
+        cascade = Cascade(self._successor)
+        for line in use.timelines:
+            for other in line.overlapping(start, end):
+                if other.begun and other.start < start:
+                    for each in other.timelines:
+                        each.resize(other, other.start, start)
+                    other.end = start
+                    self._journal.note(other)
+                else:
+                    cascade.displace(other, end)
+        cascade.displace(following, end)
+        moves = cascade.moves()
+        for moved, _ in moves:
+            self._take_out(moved)
+        use.start, use.end = start, end
+        self._put_in(use)
+        for moved, new_start in moves:
+            self._move(moved, new_start)
+        return Correction(later, tuple(dict.fromkeys(moved.batch for moved, _ in moves)))
 
     def _close(self, use: BookedInterval) -> None:
         use.done = True

@@ -88,6 +88,17 @@ class StageReported:
 
 
 @dataclass(frozen=True, slots=True)
+class StageStarted:
+    """A transfer or a computation of a batch began at another moment than booked."""
+
+    batch: BatchId
+    position: int
+    start_ns: Nanoseconds
+    is_transfer: bool
+    """True for the transfer into the hop, False for its computation."""
+
+
+@dataclass(frozen=True, slots=True)
 class WindowReported:
     """A gateway has sent batches by a dispatch window, and goes on or ends it."""
 
@@ -302,6 +313,7 @@ Event = (
     | RequestCancelled
     | RequestCompleted
     | StageReported
+    | StageStarted
     | WindowReported
     | BatchFailed
     | SessionRequested
@@ -346,6 +358,11 @@ class PlannedHop:
     booked."""
     steps_ns: Nanoseconds = 0
     """Part of `duration_ns` that is booked for steps of language models on the same device."""
+    earliest_ns: Nanoseconds = 0
+    """Moment from which the device may start the batch: nothing else is booked on it between this
+    and `start_ns`. 0: at once."""
+    transfer_earliest_ns: Nanoseconds = 0
+    """The same for the transfer, on both links."""
 
 
 @dataclass(frozen=True, slots=True)
