@@ -35,6 +35,18 @@ class Correction(NamedTuple):
     """Batches whose later uses were moved, each once."""
 
 
+class StartWindow(NamedTuple):
+    """How early a booked use may start: when nothing is booked any more until its booked start."""
+
+    earliest_ns: Nanoseconds
+    """End of the use that is booked ahead of it; 0: there is none."""
+    behind: BatchId
+    """Batch of the use ahead of it; 0: there is none. Once that is over, it may start."""
+
+
+_AT_ONCE = StartWindow(0, BatchId(0))
+
+
 class _Booking:
     """The intervals one batch has booked, in order of time, and when they expire."""
 
@@ -250,19 +262,17 @@ class Book:
                 self._bookings[use.batch].uses.remove(use)
                 self._take_out(use)
 
-    def earliest_starts(self, batch: BatchId) -> list[Nanoseconds]:
-        """Returns how early each booked use of a batch could start, in order of time.
-
-        Between that moment and its start nothing is booked on any of its resources.
-        """
+    def start_windows(self, batch: BatchId) -> list[StartWindow]:
+        """Returns what each booked use of a batch has to let go first, in order of time."""
         booking = self._bookings.get(batch)
         found = []
         for use in booking.uses if booking is not None else ():
-            lines = use.timelines
-            earliest = lines[0].free_before(use)
-            if len(lines) > 1:
-                earliest = max(earliest, lines[1].free_before(use))
-            found.append(earliest)
+            ahead = use.timelines[0].before(use)
+            if len(use.timelines) > 1:
+                other = use.timelines[1].before(use)
+                if ahead is None or (other is not None and other.end > ahead.end):
+                    ahead = other
+            found.append(_AT_ONCE if ahead is None else StartWindow(ahead.end, ahead.batch))
         return found
 
     def finish(self, batch: BatchId) -> Nanoseconds | None:

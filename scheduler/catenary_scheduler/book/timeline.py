@@ -186,10 +186,10 @@ class Timeline:
         high = bisect_left(self.starts, end, low)
         return high - low == 1 and self.uses[low] is use
 
-    def free_before(self, use: BookedInterval) -> Nanoseconds:
-        """Returns the moment from which nothing is booked until `use`; 0 if it is the first."""
+    def before(self, use: BookedInterval) -> BookedInterval | None:
+        """Returns the use next ahead of `use`, if one is that is not known to be over."""
         at = bisect_left(self.starts, use.start)
-        return self.ends[at - 1] if at else 0
+        return self.uses[at - 1] if at and not self.uses[at - 1].done else None
 
     def overlapping(self, start: Nanoseconds, end: Nanoseconds) -> list[BookedInterval]:
         """Returns the uses that share a moment with `[start, end)`."""

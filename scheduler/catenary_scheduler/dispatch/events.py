@@ -361,6 +361,8 @@ class PlannedHop:
     earliest_ns: Nanoseconds = 0
     """Moment from which the device may start the batch: nothing else is booked on it between this
     and `start_ns`. 0: at once."""
+    behind: BatchId = BatchId(0)
+    """The batch whose booked end that is. Once the device has computed it, it need not wait."""
     transfer_earliest_ns: Nanoseconds = 0
     """The same for the transfer, on both links."""
 

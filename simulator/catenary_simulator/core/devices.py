@@ -89,7 +89,15 @@ class SimulatedDevice:
 class BatchHop:
     """One stop of a batch: a device, the cost there, and what is reserved."""
 
-    __slots__ = ("cost", "device", "earliest_ns", "reserved_ns", "transfer_earliest_ns", "transfer_ns")
+    __slots__ = (
+        "behind",
+        "cost",
+        "device",
+        "earliest_ns",
+        "reserved_ns",
+        "transfer_earliest_ns",
+        "transfer_ns",
+    )
 
     def __init__(self, device: SimulatedDevice, cost: StageCost, planned: PlannedHop) -> None:
         self.device = device
@@ -98,6 +106,8 @@ class BatchHop:
         """Start of its reservation; the earliest goes first on a device."""
         self.earliest_ns = planned.earliest_ns
         """Moment from which the device may start it."""
+        self.behind = planned.behind
+        """Batch whose end that is."""
         self.transfer_ns = planned.transfer_start_ns if planned.transfer_ns else -1
         """Start of the transfer's reservation; -1 if none is booked."""
         self.transfer_earliest_ns = planned.transfer_earliest_ns

@@ -35,6 +35,7 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import (
     AgentId,
+    BatchId,
     Nanoseconds,
     RequestId,
 )
@@ -393,7 +394,7 @@ class SimulatedCluster(Kernel):
         while device.ready:
             job = device.ready[0][2]
             hop = job.hops[job.position]
-            if hop.earliest_ns > now and not job.cancelled:
+            if hop.earliest_ns > now and not job.cancelled and self._is_ahead(hop.behind, device):
                 if device.looks_at <= now or hop.earliest_ns < device.looks_at:
                     device.looks_at = hop.earliest_ns
                     self.at(hop.earliest_ns, _LATER, device)
@@ -414,6 +415,13 @@ class SimulatedCluster(Kernel):
                 device.busy_ns += inside
             self.at(now + length, 0, job)
             return
+
+    def _is_ahead(self, batch: BatchId, device: SimulatedDevice) -> bool:
+        """Returns whether a batch has yet to be computed on a device."""
+        job = self._jobs.get(batch)
+        if job is None:
+            return False
+        return any(hop.device is device for hop in job.hops[job.position :])
 
     def _computed(self, job: SimulatedBatch, now: Nanoseconds) -> None:
         hop = job.hops[job.position]

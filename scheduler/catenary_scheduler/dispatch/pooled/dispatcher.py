@@ -266,10 +266,11 @@ class PooledDispatcher:
             slices.append(BatchSlice(part.request.request_id, part.first, part.count, batch_row))
             batch_row += part.count
         route, at = decision.route, decision.path.rows - 1
-        earliest = iter(self._book.earliest_starts(batch_id))
+        windows = iter(self._book.start_windows(batch_id))
         planned = []
         for step, partition, leg in zip(steps, route.partitions, route.chain.legs, strict=True):
-            transfer_earliest = next(earliest) if planned and step.transfer_ns else 0
+            transfer_earliest = next(windows).earliest_ns if planned and step.transfer_ns else 0
+            earliest, behind = next(windows)
             hop = PlannedHop(
                 step.member.agent,
                 partition,
@@ -278,7 +279,8 @@ class PooledDispatcher:
                 step.transfer_start,
                 step.transfer_ns,
                 step.compute_ns - leg.compute_ns[at],
-                next(earliest),
+                earliest,
+                behind,
                 transfer_earliest,
             )
             planned.append(hop)
