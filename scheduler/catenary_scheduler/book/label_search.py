@@ -17,6 +17,7 @@ The compiled twin is in `_native.pyx`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from catenary_scheduler.book.pool import Pool, PoolMember
 from catenary_scheduler.book.timeline import Timeline, earliest_on
@@ -28,30 +29,35 @@ Leg = tuple[Pool, tuple[Nanoseconds, ...], int]
 """Pool, compute times by rows, and bytes that enter per row."""
 
 
+class Arrival(NamedTuple):
+    """The moment at which data is behind a downlink, and where it comes from."""
+
+    sent: Nanoseconds
+    """Start of the transfer; `_NEVER` if none comes in time."""
+    length: Nanoseconds
+    """Duration of the transfer; 0 if nothing is sent."""
+    sender: Label | None
+    """The label that the data is from; None at the first stage."""
+
+
 class Label:
     """The earliest computation of a batch on one member, and the label it follows."""
 
-    __slots__ = ("before", "finish", "fills", "index", "length", "member", "sent", "spent", "start")
+    __slots__ = ("arrival", "fills", "finish", "index", "member", "start")
 
     def __init__(
         self,
         index: int,
         member: PoolMember,
         start: Nanoseconds,
-        spent: Nanoseconds,
-        sent: Nanoseconds,
-        length: Nanoseconds,
-        before: Label | None,
+        finish: Nanoseconds,
+        arrival: Arrival,
     ) -> None:
         self.index = index
         self.member = member
         self.start = start
-        self.spent = spent
-        self.finish = start + spent
-        self.sent = sent
-        """Start of the transfer, which takes `length`."""
-        self.length = length
-        self.before = before
+        self.finish = finish
+        self.arrival = arrival
         self.fills = member.gpu.busy_until > start
 
     def is_before(self, other: Label) -> bool:
@@ -84,10 +90,10 @@ def earliest_label(
     for at, (pool, compute, row_bytes) in enumerate(legs):
         latest = known - rest_ns[at]
         if at == 0:
-            arrivals = [(now, 0, None)] * len(pool.ports)
+            arrivals = [Arrival(now, 0, None)] * len(pool.ports)
         elif row_bytes == 0:
             first = _first(labels)
-            arrivals = [(first.finish, 0, first)] * len(pool.ports)
+            arrivals = [Arrival(first.finish, 0, first)] * len(pool.ports)
         else:
             senders = _senders(labels)
             least = latest - compute[rows - 1]
@@ -102,10 +108,6 @@ def earliest_label(
     return _first(labels)
 
 
-Arrival = tuple[Nanoseconds, Nanoseconds, Label | None]
-"""Moment at which data is behind a downlink, time of its transfer, and the label it is from."""
-
-
 def _stage(
     pool: Pool,
     duration: Nanoseconds,
@@ -115,19 +117,19 @@ def _stage(
 ) -> list[Label]:
     """Returns the labels of a pool's members that end before `latest`, by index of the member."""
     found: list[Label] = []
-    for (_, _, indices), (arrival, length, sender) in zip(pool.ports, arrivals, strict=True):
+    for (_, _, indices), over_links in zip(pool.ports, arrivals, strict=True):
         for index in indices:
             member = pool.members[index]
-            ready, sent, took, before = arrival, arrival - length, length, sender
+            arrival, ready = over_links, over_links.sent + over_links.length
             home = at_home.get(member.agent)
             if home is not None and home.finish <= ready:
-                ready, sent, took, before = home.finish, home.finish, 0, home
+                arrival, ready = Arrival(home.finish, 0, home), home.finish
             spent = member.gpu.with_steps(ready, duration) if pool.sharing else duration
             if ready + spent >= latest:
                 continue
             start = earliest_on(member.gpu, ready, spent)
             if start + spent < latest:
-                found.append(Label(index, member, start, spent, sent, took, before))
+                found.append(Label(index, member, start, start + spent, arrival))
     found.sort(key=_index)
     return found
 
@@ -162,7 +164,7 @@ def _arrival(
     senders: Sequence[Label], downlink: Timeline, speed: int, nbytes: int, latest: Nanoseconds
 ) -> Arrival:
     """Returns the earliest arrival behind a downlink; `_NEVER` if it is not before `latest`."""
-    best, best_length, best_sender = latest, 0, None
+    best, found = latest, Arrival(_NEVER, 0, None)
     for sender in senders:
         member = sender.member
         length = -(-nbytes * NANOSECONDS_PER_SECOND // min(speed, member.bytes_per_second))
@@ -173,7 +175,5 @@ def _arrival(
             if moment == sent:
                 break
         if moment + length < best:
-            best, best_length, best_sender = moment + length, length, sender
-    if best_sender is None:
-        return _NEVER, 0, None
-    return best, best_length, best_sender
+            best, found = moment + length, Arrival(moment, length, sender)
+    return found

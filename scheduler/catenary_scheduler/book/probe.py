@@ -161,9 +161,11 @@ def _path_to(last: Label, rows: int, now: Nanoseconds) -> Path:
     work = 0
     label: Label | None = last
     while label is not None:
-        steps.append(PathHop(label.member, label.sent, label.length, label.start, label.spent))
-        work += label.length + label.spent
-        label = label.before
+        sent, length, sender = label.arrival
+        spent = label.finish - label.start
+        steps.append(PathHop(label.member, sent, length, label.start, spent))
+        work += length + spent
+        label = sender
     steps.reverse()
     return Path(rows, last.finish, last.finish - now - work, steps)
 

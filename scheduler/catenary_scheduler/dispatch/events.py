@@ -24,6 +24,9 @@ from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.domain.plan import Agent, ChainHop, Plan
 from catenary_services.domain.windows.window import WindowHop
 
+NO_BATCH = BatchId(0)
+"""No batch has this id."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
@@ -361,7 +364,7 @@ class PlannedHop:
     earliest_ns: Nanoseconds = 0
     """Moment from which the device may start the batch: nothing else is booked on it between this
     and `start_ns`. 0: at once."""
-    behind: BatchId = BatchId(0)
+    behind: BatchId = NO_BATCH
     """The batch whose booked end that is. Once the device has computed it, it need not wait."""
     transfer_earliest_ns: Nanoseconds = 0
     """The same for the transfer, on both links."""

@@ -188,4 +188,6 @@ class BatchTransfer:
     @property
     def urgency(self) -> Nanoseconds:
         """Start of the reservation that it is for; the earliest goes first on a link."""
-        return self.booked_ns if self.booked_ns >= 0 else self.job.hops[self.job.position].reserved_ns
+        return (
+            self.booked_ns if self.booked_ns >= 0 else self.job.hops[self.job.position].reserved_ns
+        )

@@ -57,7 +57,6 @@ from catenary_simulator.core.noise import Noise
 from catenary_simulator.core.requests import SimulatedRequests
 from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
 
-
 _LATER = 1
 """Order of the looks of devices and links: after the ends of the same moment."""
 
