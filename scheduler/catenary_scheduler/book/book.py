@@ -50,11 +50,13 @@ _AT_ONCE = StartWindow(0, BatchId(0))
 class _Booking:
     """The intervals one batch has booked, in order of time, and when they expire."""
 
-    __slots__ = ("expires", "uses")
+    __slots__ = ("expires", "is_held", "uses")
 
     def __init__(self, uses: list[BookedInterval], expires: Nanoseconds) -> None:
         self.uses = uses
         self.expires = expires
+        self.is_held = False
+        """True if it was booked by `hold`."""
 
 
 class Book:
@@ -138,6 +140,7 @@ class Book:
             InternalError: As by `reserve`.
         """
         self._enter(batch, [BookedInterval(batch, position, lines, start_ns, end_ns)], end_ns)
+        self._bookings[batch].is_held = True
 
     def resize(self, batch: BatchId, end_ns: Nanoseconds) -> bool:
         """Moves the end of what `hold` booked; an end that is not behind its start releases it.
@@ -263,7 +266,10 @@ class Book:
                 self._take_out(use)
 
     def start_windows(self, batch: BatchId) -> list[StartWindow]:
-        """Returns what each booked use of a batch has to let go first, in order of time."""
+        """Returns what each booked use of a batch has to let go first, in order of time.
+
+        Nothing waits for what `hold` has booked: whether that time is used is not known.
+        """
         booking = self._bookings.get(batch)
         found = []
         for use in booking.uses if booking is not None else ():
@@ -272,7 +278,10 @@ class Book:
                 other = use.timelines[1].before(use)
                 if ahead is None or (other is not None and other.end > ahead.end):
                     ahead = other
-            found.append(_AT_ONCE if ahead is None else StartWindow(ahead.end, ahead.batch))
+            if ahead is None or self._bookings[ahead.batch].is_held:
+                found.append(_AT_ONCE)
+            else:
+                found.append(StartWindow(ahead.end, ahead.batch))
         return found
 
     def finish(self, batch: BatchId) -> Nanoseconds | None:

@@ -16,12 +16,12 @@ The compiled twin is in `_native.pyx`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from catenary_scheduler.book.pool import Pool, PoolMember
 from catenary_scheduler.book.timeline import Timeline, earliest_on
-from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Nanoseconds
 
 _NEVER = 1 << 62
 
@@ -112,7 +112,7 @@ def _stage(
     pool: Pool,
     duration: Nanoseconds,
     arrivals: Sequence[Arrival],
-    at_home: dict[str, Label],
+    at_home: Mapping[AgentId, Label],
     latest: Nanoseconds,
 ) -> list[Label]:
     """Returns the labels of a pool's members that end before `latest`, by index of the member."""

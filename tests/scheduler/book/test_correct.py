@@ -167,6 +167,15 @@ def test_what_was_overtaken_before_it_began_moves_behind(book: Book) -> None:
     assert intervals(book, "gpu/a") == [(2, 12, 2), (12, 22, 1)]
 
 
+def test_nothing_waits_for_time_that_is_held(book: Book) -> None:
+    a = member(book, "a")
+    book.hold(BatchId(1), 0, (a.gpu,), 0, 20)
+    reserve(book, 2, PathHop(a, 20, 0, 20, 10))
+    reserve(book, 3, PathHop(a, 30, 0, 30, 10))
+    assert book.start_windows(BatchId(2)) == [(0, 0)]
+    assert book.start_windows(BatchId(3)) == [(30, 2)]
+
+
 def test_a_use_waits_for_what_is_booked_ahead_of_it_and_not_yet_over(book: Book) -> None:
     a, b, c = member(book, "a"), member(book, "b"), member(book, "c")
     reserve(book, 1, PathHop(a, 0, 0, 0, 10), PathHop(c, 10, 5, 15, 10))
