@@ -267,7 +267,7 @@ class PooledDispatcher:
             batch_row += part.count
         route, at = decision.route, decision.path.rows - 1
         windows = iter(self._book.start_windows(batch_id))
-        planned = []
+        planned: list[PlannedHop] = []
         for step, partition, leg in zip(steps, route.partitions, route.chain.legs, strict=True):
             transfer_earliest = next(windows).earliest_ns if planned and step.transfer_ns else 0
             earliest, behind = next(windows)
