@@ -19,7 +19,7 @@ _PREFIX = "agent."
 _WORTH_KNOWING_NS = 10 * NANOSECONDS_PER_MILLISECOND
 """Less time than this is over before the scheduler could give it to another batch."""
 _PUNCTUAL_NS = NANOSECONDS_PER_MILLISECOND
-"""What begins with less difference than this to its booked start begins as booked."""
+"""Least difference to the booked start that the scheduler is told of."""
 _SHORT_TRANSFER_NS = NANOSECONDS_PER_MILLISECOND
 SPAN_TRANSFER = "transfer"
 """Span from the sender's push to the complete arrival of the frame, as part of a hop."""
@@ -86,7 +86,7 @@ class StageDone(NamedTuple):
         )
 
 
-class StageBegun(NamedTuple):
+class StageStarted(NamedTuple):
     """The report that a hop or the transfer into it began, in this process's monotonic time."""
 
     batch_id: int
@@ -108,22 +108,22 @@ class StageBegun(NamedTuple):
         )
 
 
-def stage_begun(batch: Batch, now_ns: int) -> StageBegun | None:
+def stage_begun(batch: Batch, now_ns: int) -> StageStarted | None:
     """Returns the report that a computation begins now; None if the scheduler need not know.
 
     It need not if that is as booked, or if the report of the end comes hardly later.
     """
     if not _is_news(batch.booked_ns, batch.hop.reserved_duration_ns, now_ns):
         return None
-    return StageBegun(batch.batch_id, batch.position, now_ns, False)
+    return StageStarted(batch.batch_id, batch.position, now_ns, False)
 
 
-def transfer_begun(batch: Batch, now_ns: int) -> StageBegun | None:
+def transfer_begun(batch: Batch, now_ns: int) -> StageStarted | None:
     """Returns the report that outputs begin to leave now; None if the scheduler need not know."""
     following = batch.header.route[batch.position + 1]
     if not _is_news(batch.send_booked_ns, following.transfer_duration_ns, now_ns):
         return None
-    return StageBegun(batch.batch_id, batch.position + 1, now_ns, True)
+    return StageStarted(batch.batch_id, batch.position + 1, now_ns, True)
 
 
 def _is_news(booked_ns: int, duration_ns: int, now_ns: int) -> bool:

@@ -36,7 +36,7 @@ class Correction(NamedTuple):
 
 
 class StartWindow(NamedTuple):
-    """How early a booked use may start: when nothing is booked any more until its booked start."""
+    """The moment from which a booked use may start: nothing is booked until its booked start."""
 
     earliest_ns: Nanoseconds
     """End of the use that is booked ahead of it; 0: there is none."""
