@@ -211,16 +211,15 @@ class Book:
         if use.done:
             return None
         if end_ns is None:
+            self._end_ahead(booking, use, start_ns)
             return self._begin(use, start_ns)
         end_ns = max(end_ns, start_ns + 1)
-        drift = end_ns - use.end
         if not transfer and self.slots.devices:
             device = self.slots.devices.get(use.timelines[0].resource)
             if device is not None:
                 device.computed(start_ns, end_ns)
-        for ahead in booking.uses[: booking.uses.index(use)]:
-            if not ahead.done:
-                self._settle(ahead, ahead.start, min(ahead.end, start_ns))
+        drift = end_ns - use.end
+        self._end_ahead(booking, use, start_ns)
         return Correction(drift, self._settle(use, start_ns, end_ns))
 
     def release(self, batch: BatchId) -> bool:
@@ -444,6 +443,11 @@ class Book:
         for moved, new_start in moves:
             self._move(moved, new_start)
         return tuple(dict.fromkeys(moved.batch for moved, _ in moves))
+
+    def _end_ahead(self, booking: _Booking, use: BookedInterval, start: Nanoseconds) -> None:
+        for ahead in booking.uses[: booking.uses.index(use)]:
+            if not ahead.done:
+                self._settle(ahead, ahead.start, min(ahead.end, start))
 
     def _begin(self, use: BookedInterval, start: Nanoseconds) -> Correction:
         """Moves a use that has begun to its real start, and what is in its way behind it."""
