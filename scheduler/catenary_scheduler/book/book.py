@@ -452,6 +452,10 @@ class Book:
     def _begin(self, use: BookedInterval, start: Nanoseconds) -> Correction:
         """Moves a use that has begun to its real start, and what is in its way behind it."""
         use.begun = True
+        uses = self._bookings[use.batch].uses
+        at = uses.index(use)
+        if at:  # clocks differ: its data cannot have been there earlier
+            start = max(start, uses[at - 1].end)
         start = max(start, *(line.done_until for line in use.timelines), 0)
         later = start - use.start
         if not later:
