@@ -276,6 +276,9 @@ class AgentProcess:
         self.engine.forget_epoch()
         self.generation.forget_epoch()
 
+    def hear_clock(self, clock_ns: int) -> None:
+        self.engine.clock.heard(self.epoch, clock_ns, time.monotonic_ns())
+
     def refused(self) -> None:
         self.metrics.orders_refused.inc()
 

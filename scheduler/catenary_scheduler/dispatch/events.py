@@ -24,6 +24,9 @@ from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.domain.plan import Agent, ChainHop, Plan
 from catenary_services.domain.windows.window import WindowHop
 
+NO_BATCH = BatchId(0)
+"""No batch has this id."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
@@ -85,6 +88,17 @@ class StageReported:
     transfer_end_ns: Nanoseconds | None = None
     rows: int = 0
     """Rows of the batch; 0 if that was not said."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStarted:
+    """A transfer or a computation of a batch began at another moment than booked."""
+
+    batch: BatchId
+    position: int
+    start_ns: Nanoseconds
+    is_transfer: bool
+    """True for the transfer into the hop, False for its computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +319,7 @@ Event = (
     | RequestCancelled
     | RequestCompleted
     | StageReported
+    | StageStarted
     | WindowReported
     | BatchFailed
     | SessionRequested
@@ -349,6 +364,13 @@ class PlannedHop:
     booked."""
     steps_ns: Nanoseconds = 0
     """Part of `duration_ns` that is booked for steps of language models on the same device."""
+    earliest_ns: Nanoseconds = 0
+    """Moment from which the device may start the batch: nothing else is booked on it between this
+    and `start_ns`. 0: at once."""
+    behind: BatchId = NO_BATCH
+    """The batch whose booked end that is. Once the device has computed it, it need not wait."""
+    transfer_earliest_ns: Nanoseconds = 0
+    """The same for the transfer, on both links."""
 
 
 @dataclass(frozen=True, slots=True)

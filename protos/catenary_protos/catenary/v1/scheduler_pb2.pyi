@@ -726,6 +726,9 @@ class Heartbeat(_message.Message):
 
     STEPS_FIELD_NUMBER: _builtins.int
     FETCHES_FIELD_NUMBER: _builtins.int
+    CLOCK_NS_FIELD_NUMBER: _builtins.int
+    clock_ns: _builtins.int
+    """Only of schedulers: their clock when this is sent, on which times are booked. 0: not said."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepInHand]:
         """Only of agents: what their threads compute now. A step that does not end shows here, since
@@ -741,10 +744,11 @@ class Heartbeat(_message.Message):
         *,
         steps: _abc.Iterable[Global___StepInHand] | None = ...,
         fetches: _abc.Iterable[Global___ContentFetch] | None = ...,
+        clock_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetches", b"fetches", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ns", b"clock_ns", "fetches", b"fetches", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1421,6 +1425,7 @@ class AgentMessage(_message.Message):
     HOLDINGS_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
     LINK_MEASURED_FIELD_NUMBER: _builtins.int
+    STAGE_START_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -1453,6 +1458,8 @@ class AgentMessage(_message.Message):
     def ending(self) -> Global___Ending: ...
     @_builtins.property
     def link_measured(self) -> Global___LinkMeasured: ...
+    @_builtins.property
+    def stage_start(self) -> Global___StageStart: ...
     def __init__(
         self,
         *,
@@ -1472,12 +1479,13 @@ class AgentMessage(_message.Message):
         holdings: Global___Holdings | None = ...,
         ending: Global___Ending | None = ...,
         link_measured: Global___LinkMeasured | None = ...,
+        stage_start: Global___StageStart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report", "stage_start", b"stage_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report", "stage_start", b"stage_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings", "ending", "link_measured"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings", "ending", "link_measured", "stage_start"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -2069,6 +2077,38 @@ class StageReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StageReport: _TypeAlias = StageReport  # noqa: Y015
+
+@_typing.final
+class StageStart(_message.Message):
+    """A transfer or a computation began at another moment than booked. The report of its end follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    STARTED_AGO_NS_FIELD_NUMBER: _builtins.int
+    IS_TRANSFER_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
+    position: _builtins.int
+    started_ago_ns: _builtins.int
+    """Counted from when this is sent."""
+    is_transfer: _builtins.bool
+    """True: the transfer into the hop began, not its computation."""
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.int = ...,
+        position: _builtins.int = ...,
+        started_ago_ns: _builtins.int = ...,
+        is_transfer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "is_transfer", b"is_transfer", "position", b"position", "started_ago_ns", b"started_ago_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageStart: _TypeAlias = StageStart  # noqa: Y015
 
 @_typing.final
 class BatchFailed(_message.Message):
