@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.placement.inadmissible import ObjectiveViolation
+from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import SessionRequested
@@ -47,7 +51,9 @@ class BoundPolicy:
 class FewestSessions(BoundPolicy):
     """JSQ by sessions, running and waiting; ties at random."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         """Returns one of the chains with the fewest sessions."""
         routes = self._routes
         if not routes:
@@ -60,7 +66,9 @@ class FewestSessions(BoundPolicy):
 class PowerOfTwoChoices(FewestSessions):
     """Two different chains at random; the one with fewer sessions, the first drawn if equal."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         """Returns the one of two random chains that has fewer sessions."""
         routes = self._routes
         if len(routes) < 2:

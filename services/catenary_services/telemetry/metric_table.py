@@ -489,6 +489,12 @@ class MetricTable:
         "Tokens that went through this agent, by phase: prefill or decode.",
         "model phase",
     )
+    generation_prompt_tokens = counter(
+        "generation_prompt_tokens",
+        "Tokens with which sessions began at their first agent, by source: computed, or reused "
+        "from the caches of sessions before.",
+        "model source",
+    )
     generation_guesses = counter(
         "generation_guesses",
         "Next tokens that were guessed and computed ahead, by result: right or wrong.",

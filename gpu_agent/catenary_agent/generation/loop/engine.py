@@ -260,7 +260,7 @@ class GenerationEngine:
         if self._closed:
             self._account(out)
             return
-        for peer, frame in frames_of(out.rows, out.tokens, out.prompt_scores):
+        for peer, frame in frames_of(out.rows, out.tokens, out.prompt_scores, out.prefixes):
             self._peers.send(peer, frame)
         for move in out.moves:
             self._peers.send(move.peer, MoveFrame(move))

@@ -12,8 +12,8 @@ to miss their objective because of it (`least_harm`, reading R14).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
@@ -52,6 +52,8 @@ class PlacementRequest:
         first_token_ns: Objective for the first token; 0: none.
         due_ns: Moment at which the first token is due; 0: none.
         per_token_ns: Objective per token; 0: none.
+        cached: How many tokens of the prompt workers should have cached; those that have none are
+            left out.
     """
 
     prompt_tokens: int
@@ -59,6 +61,18 @@ class PlacementRequest:
     first_token_ns: Nanoseconds = 0
     due_ns: Nanoseconds = 0
     per_token_ns: Nanoseconds = 0
+    cached: Mapping[Worker, int] = field(default_factory=dict, compare=False)
+
+    def prompt_on(self, worker: Worker) -> int:
+        """Returns how many tokens of the prompt a worker has to run."""
+        return self.prompt_tokens - self.cached.get(worker, 0)
+
+    def saved_ns(self, worker: Worker) -> float:
+        """Returns the time that a worker saves by what it has cached of the prompt."""
+        if worker not in self.cached:
+            return 0.0
+        whole = worker.prompt_ns(self.prompt_tokens, 0.0)
+        return whole - worker.prompt_ns(self.prompt_on(worker), 0.0)
 
     @property
     def margin_ns(self) -> float:
@@ -87,7 +101,8 @@ def least_loaded(
     best, least = NOBODY, math.inf
     for index, worker in enumerate(workers):
         worker.look(now)
-        if worker.stall_ns(placement_request.prompt_tokens) > theta * worker.least_saved_ns:
+        stall_ns = worker.stall_ns(placement_request.prompt_on(worker))
+        if stall_ns > theta * worker.least_saved_ns:
             continue
         load = _load(worker, placement_request) if load_of is None else load_of(index)
         if (
@@ -128,7 +143,8 @@ def fullest(
         worker.look(now)
         if (
             _in_time(worker, placement_request, now)
-            and worker.stall_ns(placement_request.prompt_tokens) <= theta * worker.least_saved_ns
+            and worker.stall_ns(placement_request.prompt_on(worker))
+            <= theta * worker.least_saved_ns
             and worker.has_context(
                 placement_request.prompt_tokens,
                 placement_request.predicted_tokens,
@@ -166,17 +182,17 @@ def least_harm(
         harm = 0.0
         if tightest < math.inf:
             harm = worker.harm(
-                worker.stall_ns(placement_request.prompt_tokens), _HARM_MARGIN * tightest
+                worker.stall_ns(placement_request.prompt_on(worker)), _HARM_MARGIN * tightest
             )
             harm += _WEIGHT_OF_LOAD * _load(worker, placement_request) / tightest
         else:
             harm = 1e-12 * _load(worker, placement_request)
-        ready = now + worker.ready_ns(placement_request.prompt_tokens)
+        ready = now + worker.ready_ns(placement_request.prompt_on(worker))
         if placement_request.due_ns and ready > placement_request.due_ns:
             harm += 1.0
         if worker.first_due_ns and ready > worker.first_due_ns:
             harm += worker.joining
-        elif not worker.may_join(placement_request.prompt_tokens):
+        elif not worker.may_join(placement_request.prompt_on(worker)):
             harm += _HELD_UP_AT_ONCE * worker.joining
         if (
             harm < least
@@ -209,10 +225,14 @@ def last_moment(placement_request: PlacementRequest, worker: Worker) -> Nanoseco
 
 
 def _load(worker: Worker, placement_request: PlacementRequest) -> float:
-    """Returns the step a worker would have, shortened where prompts are about to run."""
+    """Returns the step a worker would have, shortened where prompts are about to run.
+
+    What is saved by what it has cached of the prompt is spread over the steps of the answer.
+    """
     step = worker.planned_step_ns(
         placement_request.prompt_tokens, placement_request.predicted_tokens
     )
+    step -= placement_request.saved_ns(worker) / placement_request.predicted_tokens
     if not worker.running_sequences:
         return _IDLE * step
     if worker.joining:
@@ -222,9 +242,9 @@ def _load(worker: Worker, placement_request: PlacementRequest) -> float:
 
 def _in_time(worker: Worker, placement_request: PlacementRequest, now: Nanoseconds) -> bool:
     """True if neither its first token nor those of the prompts it joins would be late (c)."""
-    ready = now + worker.ready_ns(placement_request.prompt_tokens)
+    ready = now + worker.ready_ns(placement_request.prompt_on(worker))
     if placement_request.due_ns and ready > placement_request.due_ns - placement_request.margin_ns:
         return False
-    if not worker.may_join(placement_request.prompt_tokens):
+    if not worker.may_join(placement_request.prompt_on(worker)):
         return False
     return not worker.first_due_ns or ready <= worker.first_due_ns - placement_request.margin_ns / 2

@@ -77,6 +77,12 @@ class RequestEvents:
             placer = table.placer_of(sequence.model)
             if placer is not None:
                 placer.loads.ended(sequence, event.progress)
+        session = sequence.session
+        if session is not None and session.route is not None and session.prefill is None:
+            hashes = (*sequence.event.prefix_hashes, *event.prefix_hashes)
+            route = session.route
+            prefixes = table.model_queue(sequence.model).prefixes
+            prefixes.seen(route.hops, hashes, route.room_tokens)
         if sequence.session is not None:
             table.backoff.worked(sequence.session.hops)
             table.breakers_worked(sequence.session)

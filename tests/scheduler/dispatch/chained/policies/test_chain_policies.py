@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 
 from catenary_scheduler.book import Cache, SlotClaims
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
+from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 from catenary_scheduler.dispatch.chained.queues.wait_queue import CentralQueue
 from catenary_scheduler.dispatch.events import (
     AgentLost,
@@ -112,7 +116,9 @@ class FreeAgents:
     def freed(self, cache: Cache) -> None:
         pass
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         for cache in self._caches:
             if cache.capacity - cache.used >= 6:
                 hops = (hop(cache.agent, 0, 6),)
