@@ -24,6 +24,8 @@ _DIGEST_BYTES = 16
 _HASH_BYTES = 8
 
 Content = TypeVar("Content")
+Digest = bytes | int
+"""Whatever stands for a block and all before it; the simulator, which has no text, counts them."""
 
 
 def extend_digests(digests: list[bytes], tokens: Sequence[int], blocks: int, root: bytes) -> None:
@@ -67,16 +69,16 @@ class KeptBlocks(Generic[Content]):
     __slots__ = ("_blocks", "size")
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[bytes, tuple[Content, int]] = OrderedDict()
+        self._blocks: OrderedDict[Digest, tuple[Content, int]] = OrderedDict()
         self.size = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __contains__(self, digest: bytes) -> bool:
+    def __contains__(self, digest: Digest) -> bool:
         return digest in self._blocks
 
-    def known(self, digests: Iterable[bytes]) -> int:
+    def known(self, digests: Iterable[Digest]) -> int:
         """Returns how many of the first blocks of a text are kept, without a gap."""
         count = 0
         for digest in digests:
@@ -85,7 +87,7 @@ class KeptBlocks(Generic[Content]):
             count += 1
         return count
 
-    def use(self, digests: Sequence[bytes]) -> list[Content]:
+    def use(self, digests: Sequence[Digest]) -> list[Content]:
         """Returns the contents of a text's first blocks, which count as used from now on.
 
         The first block counts as used last, since later ones are of no use without it.
@@ -94,7 +96,7 @@ class KeptBlocks(Generic[Content]):
             self._blocks.move_to_end(digest)
         return [self._blocks[digest][0] for digest in digests]
 
-    def keep(self, digest: bytes, content: Content, size: int) -> None:
+    def keep(self, digest: Digest, content: Content, size: int) -> None:
         """Keeps a block; `size` is what it counts for."""
         assert digest not in self._blocks
         self._blocks[digest] = (content, size)
