@@ -462,6 +462,7 @@ class AgentProcess:
             self.metrics.block_slots_used.set(used)
             self.metrics.block_slots.set(slots)
             self.metrics.generation_sessions.set(self.generation.sessions)
+            self.metrics.kept_block_tokens.set(self.generation.kept_block_tokens)
             self.metrics.epoch.set(self.engine.epoch)
             self._model_store.release_unused(self._loader.models)
             self._tell_probes()

@@ -536,6 +536,11 @@ class MetricTable:
     )
     block_slots = gauge("block_slots", "Key-value cache slots, one session in one block each.")
     block_slots_used = gauge("block_slots_used", "Block slots that sessions hold.")
+    kept_block_tokens = gauge(
+        "kept_block_tokens",
+        "Tokens kept of sessions that are over, for others that begin alike; each counts once per "
+        "block of the model.",
+    )
 
     def __init__(self, registry: CollectorRegistry) -> None:
         for attribute, metric in declared_metrics().items():

@@ -99,7 +99,6 @@ def generation_report(batcher: PartitionBatcher, sessions: int) -> FixedMessage:
                 lone_context_tokens=work.lone_context_tokens,
                 lone_ns=work.lone_ns,
                 cached_block_tokens=batcher.executor.cached_block_tokens,
-                kept_block_tokens=batcher.kept.size,
             )
         ),
         droppable=True,

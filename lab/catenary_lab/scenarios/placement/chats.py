@@ -27,6 +27,7 @@ MEASURES = (
     Measure("busiest", "busiest worker over the mean", digits=2),
     Measure("first_token_ms", "mean time to the first token (ms)"),
     Measure("first_token_p99_ms", "P99 of it (ms)"),
+    Measure("per_token_ms", "mean time per token after it (ms)"),
 )
 
 
@@ -42,6 +43,7 @@ class ChatFigures:
     busiest: float
     first_token_ms: float
     first_token_p99_ms: float
+    per_token_ms: float
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,11 @@ class ChatJob:
             WorkerKind(lines, scenario.worker.cache_tokens),
             scenario.workers,
             policy.policy,
-            TokenObjectives(),
+            TokenObjectives()
+            if policy.objectives is None
+            else TokenObjectives(
+                nanoseconds(policy.objectives.ttft_ms), nanoseconds(policy.objectives.atgt_ms)
+            ),
             learned,
             ReportDelays(
                 nanoseconds(news.start_ms),
@@ -93,6 +99,7 @@ class ChatJob:
             result.busiest,
             float(np.mean(result.first_token_ms)),
             float(np.percentile(result.first_token_ms, 99)),
+            float(np.mean(result.per_token_ms)),
         )
 
 

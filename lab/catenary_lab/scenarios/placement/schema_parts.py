@@ -145,3 +145,4 @@ class ChatPolicySpec(Closed):
     label: str = Field(min_length=1, description="Name in tables.")
     policy: Literal["least-time", "slo"] = Field(description="least-time: a deployment's default.")
     told: bool = Field(True, description="The scheduler hears how prompts begin.")
+    objectives: ObjectivesSpec | None = Field(None, description="Of all requests, if any.")

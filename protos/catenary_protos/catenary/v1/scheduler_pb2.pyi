@@ -1969,7 +1969,6 @@ class GenerationReport(_message.Message):
     LONE_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     LONE_NS_FIELD_NUMBER: _builtins.int
     CACHED_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
-    KEPT_BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     sessions: _builtins.int
     used_block_slots: _builtins.int
     """Of its block slots."""
@@ -1986,10 +1985,8 @@ class GenerationReport(_message.Message):
     lone_context_tokens: _builtins.int
     lone_ns: _builtins.int
     cached_block_tokens: _builtins.int
-    """In the caches of its sessions now: tokens, each counted once per block it is cached in."""
-    kept_block_tokens: _builtins.int
-    """Beside them, of sessions that are over, kept for others that begin alike while nobody needs the
-    memory; counted likewise.
+    """In the caches of its sessions now: tokens, each counted once per block it is cached in. What is
+    kept beside them of sessions that are over (docs/adr/0067) does not count: it gives way.
     """
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
@@ -2010,11 +2007,10 @@ class GenerationReport(_message.Message):
         lone_context_tokens: _builtins.int = ...,
         lone_ns: _builtins.int = ...,
         cached_block_tokens: _builtins.int = ...,
-        kept_block_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_tokens", b"cached_block_tokens", "decode_context_tokens", b"decode_context_tokens", "decode_ns", b"decode_ns", "decode_rows", b"decode_rows", "decode_steps", b"decode_steps", "kept_block_tokens", b"kept_block_tokens", "key", b"key", "lone_context_tokens", b"lone_context_tokens", "lone_ns", b"lone_ns", "lone_steps", b"lone_steps", "prefill_chunks", b"prefill_chunks", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "sessions", b"sessions", "used_block_slots", b"used_block_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_block_tokens", b"cached_block_tokens", "decode_context_tokens", b"decode_context_tokens", "decode_ns", b"decode_ns", "decode_rows", b"decode_rows", "decode_steps", b"decode_steps", "key", b"key", "lone_context_tokens", b"lone_context_tokens", "lone_ns", b"lone_ns", "lone_steps", b"lone_steps", "prefill_chunks", b"prefill_chunks", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "sessions", b"sessions", "used_block_slots", b"used_block_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,11 @@ from catenary_scheduler.dispatch.placing.best_fit import NOBODY, PlacementReques
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import ResourceId
 
+SAVED_WEIGHT = 3.0
+"""What a chain saves by what it has cached of a prompt counts this many times: the time it does not
+compute is also that of requests to come, and of the next turns of a conversation. In simulation
+(`scenarios/placement/shared-beginnings.yaml`), 3 leaves the mean time of answers as it is with 1,
+has first tokens come a third sooner, and loads chains as evenly; with 4, answers take longer."""
 CANDIDATES = 16
 """Number of free chains among which a choice is exact."""
 _RENEWED = 4
@@ -180,13 +185,18 @@ class ChainRanking:
     def added_ns(self, index: int, placement_request: PlacementRequest) -> float:
         """Returns by how many nanoseconds a request on this chain moves the ends of all sessions.
 
-        Of a chain that only runs prompts, the answer is another chain's.
+        Of a chain that only runs prompts, the answer is another chain's. What is saved by what the
+        chain has cached counts `SAVED_WEIGHT` times.
         """
         answer = placement_request.predicted_tokens
         if self._routes[index].role == "prefill":
             answer = 1.0
+        added = self._added_ns(index, placement_request.prompt_tokens, answer)
         cached = placement_request.cached.get(self._workers[index], 0)
-        return self._added_ns(index, placement_request.prompt_tokens, answer, cached)
+        if not cached:
+            return added
+        left = self._added_ns(index, placement_request.prompt_tokens, answer, cached)
+        return added - SAVED_WEIGHT * (added - left)
 
     def _added_ns(
         self, index: int, prompt_tokens: int, answer_tokens: float, cached_tokens: int = 0
