@@ -25,7 +25,7 @@ _HASH_BYTES = 8
 
 Content = TypeVar("Content")
 Digest = bytes | int
-"""Whatever stands for a block and all before it; the simulator, which has no text, counts them."""
+"""A name of a block and all before it; the simulator, which has no text, uses numbers."""
 
 
 def extend_digests(digests: list[bytes], tokens: Sequence[int], blocks: int, root: bytes) -> None:

@@ -105,7 +105,8 @@ class SimulatedWorker:
         self.sessions = 0
         """Number of sessions at the worker that are not over."""
         self.kept: KeptBlocks[None] = KeptBlocks()
-        """What sessions have cached, for others that begin alike; it takes the cache they leave."""
+        """The blocks that sessions have cached, for others that begin alike; they take the cache
+        that sessions leave."""
         self.busy_ps = 0
         self.preemptions = 0
         self.began_ps = 0

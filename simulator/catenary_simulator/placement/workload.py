@@ -85,7 +85,7 @@ class RequestWorkload:
     prompts: list[int]
     answers: list[int]
     texts: list[SharedText] = field(default_factory=list)
-    """What the texts have in common; empty: nothing."""
+    """The parts that texts have in common; empty: none."""
 
     def __len__(self) -> int:
         return len(self.arrived_ns)

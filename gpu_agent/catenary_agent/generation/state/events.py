@@ -210,7 +210,7 @@ class TokenOut:
     is_guessed: bool = False
     """True for a further token of the same step, whose time is that of the first."""
     cached_tokens: int = 0
-    """With the first token of a start: the number of tokens before it that were not computed."""
+    """The number of tokens before it that were not computed, with the first token of a start."""
 
 
 @dataclass(frozen=True, slots=True)

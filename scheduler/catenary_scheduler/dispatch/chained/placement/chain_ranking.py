@@ -29,8 +29,8 @@ from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import ResourceId
 
 SAVED_WEIGHT = 3.0
-"""What a chain saves by what it has cached of a prompt counts this many times: the time it does not
-compute is also that of requests to come, and of the next turns of a conversation. In simulation
+"""The time a chain saves by what it has cached of a prompt counts this many times, because it is
+also that of requests to come, and of the next turns of a conversation. In simulation
 (`scenarios/placement/shared-beginnings.yaml`), 3 leaves the mean time of answers as it is with 1,
 has first tokens come a third sooner, and loads chains as evenly; with 4, answers take longer."""
 CANDIDATES = 16

@@ -1,4 +1,4 @@
-"""Which chains have cached which beginnings of texts, as far as the scheduler can know.
+"""A directory of the beginnings of texts that chains have cached, as far as can be known.
 
 A gateway sends numbers for the blocks of a prompt (`domain.prefixes`), and when the answer is
 complete those of the blocks behind them. The chain that has computed them has them from then on,
@@ -21,7 +21,7 @@ _MOST_BLOCKS = 16_384
 
 Hops = tuple[ChainHop, ...]
 CachedTokens = Mapping[Hops, int]
-"""How many of a request's first tokens chains should have cached, by their hops."""
+"""The number of a request's first tokens that chains should have cached, by their hops."""
 NOTHING: CachedTokens = {}
 """The same of a request of which no chain has anything."""
 
