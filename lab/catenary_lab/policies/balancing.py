@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from catenary_lab.policies.balancing_sessions import BoundPolicy, RandomBelow
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
+from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
     NOTHING,
     CachedTokens,
 )
-from catenary_scheduler.dispatch.events import SessionRequested
 
 
 class _Bound(BoundPolicy):

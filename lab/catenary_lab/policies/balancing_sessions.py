@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.chained.placement.inadmissible import ObjectiveViolation
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
-    NOTHING,
-    CachedTokens,
-)
 from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 from catenary_services.domain.ids import Nanoseconds
 
 RandomBelow = Callable[[int], int]

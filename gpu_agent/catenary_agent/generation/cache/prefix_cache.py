@@ -149,7 +149,9 @@ class PrefixCache:
         batcher = session.batcher
         executor, kept = batcher.executor, batcher.kept
         blocks = min(session.cached, len(session.tokens)) // PREFIX_BLOCK_TOKENS
-        if not executor.exports_caches or (blocks <= session.kept_blocks and not leaving):
+        if not executor.exports_caches or session.spec.side != "mixed":
+            return
+        if blocks <= session.kept_blocks and not leaving:
             return
         room = room_for_kept(batcher, {}, leaving)
         size = PREFIX_BLOCK_TOKENS * (executor.key.last_block - session.spec.own_hop.first_block)

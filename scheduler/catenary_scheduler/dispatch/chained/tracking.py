@@ -7,11 +7,6 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
-    NOTHING,
-    CachedTokens,
-    PrefixDirectory,
-)
 from catenary_scheduler.dispatch.chained.states import (
     DECODING,
     DELIVERING,
@@ -31,6 +26,11 @@ from catenary_scheduler.dispatch.events import (
     SessionRequested,
     SessionsClosed,
     SessionsProgressed,
+)
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+    PrefixDirectory,
 )
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop

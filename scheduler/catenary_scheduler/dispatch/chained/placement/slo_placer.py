@@ -174,11 +174,11 @@ class SloPlacer:
         cached = sequence.cached()
         if not cached and not placement_request.cached:
             return placement_request
-        found = {
-            self.workers.of(route): n
-            for route in self.workers.routes
-            if (n := cached.get(route.hops, 0))
-        }
+        found: dict[Worker, int] = {}
+        for index, route in enumerate(self.workers.routes):
+            tokens = cached.get(route.hops, 0)
+            if tokens:
+                found[self.workers.open[index]] = tokens
         placement_request = sequence.placement_request = replace(placement_request, cached=found)
         return placement_request
 

@@ -8,11 +8,11 @@ from heapq import heappop, heappush
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
+from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
     NOTHING,
     CachedTokens,
 )
-from catenary_scheduler.dispatch.events import SessionRequested
 from catenary_services.domain.ids import ResourceId
 from catenary_services.domain.plan import ChainHop
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.chain_state import ChainState, paired
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
+from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
+from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
     NOTHING,
     CachedTokens,
 )
-from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
-from catenary_scheduler.dispatch.events import SessionRequested
 
 
 class PairPolicy:

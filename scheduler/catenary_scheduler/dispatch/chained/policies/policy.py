@@ -7,11 +7,11 @@ from typing import Protocol
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
+from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
     NOTHING,
     CachedTokens,
 )
-from catenary_scheduler.dispatch.events import SessionRequested
 
 
 class ChainPolicy(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.availability import Availability, Impairment
 from catenary_scheduler.dispatch.chained.chain_state import ChainState, claims_of
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import PrefixDirectory
 from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import links_of
 from catenary_scheduler.dispatch.chained.queues.placement_queue import PlacementQueue
 from catenary_scheduler.dispatch.chained.queues.wait_queue import WaitQueue
+from catenary_scheduler.dispatch.placing.prefix_directory import PrefixDirectory
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import Chain, ChainHop, ModelPlan

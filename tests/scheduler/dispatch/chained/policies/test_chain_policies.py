@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from catenary_scheduler.book import Cache, SlotClaims
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import (
-    NOTHING,
-    CachedTokens,
-)
 from catenary_scheduler.dispatch.chained.queues.wait_queue import CentralQueue
 from catenary_scheduler.dispatch.events import (
     AgentLost,
     PlanActivated,
     SessionRequested,
     StartSession,
+)
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
 )
 from catenary_services.domain.ids import AgentId, PartitionKey
 from catenary_services.domain.plan import Chain

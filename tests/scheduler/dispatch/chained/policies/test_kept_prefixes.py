@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 
 from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
-from catenary_scheduler.dispatch.chained.placement.prefix_directory import PrefixDirectory
 from catenary_scheduler.dispatch.events import (
     AgentJoined,
     AgentLost,
@@ -23,6 +22,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsProgressed,
     StartSession,
 )
+from catenary_scheduler.dispatch.placing.prefix_directory import PrefixDirectory
 from catenary_services.domain.ids import (
     AgentId,
     GatewayId,
