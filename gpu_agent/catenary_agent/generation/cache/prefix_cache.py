@@ -142,7 +142,7 @@ class PrefixCache:
 
     def _closing(self, session: Session) -> None:
         """Keeps what a session has cached, whose memory is about to be free."""
-        if session.cached >= PREFIX_BLOCK_TOKENS and not session.batcher.retired:
+        if not session.batcher.retired:
             self._keep(session, leaving=session.spec.session_id)
 
     def _keep(self, session: Session, leaving: int = 0) -> None:

@@ -28,6 +28,7 @@ from catenary_agent.generation.state.states import (
     WAITING,
     InvalidTransitionError,
 )
+from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS
 from catenary_services.errors import DeadlineExceeded
 from catenary_services.log import get_logger
 
@@ -78,7 +79,7 @@ class SessionTable:
         self.on_closed: Callable[[Session, CatenaryError | None, str], None] | None = None
         """Called with each closed session, its error (None if it ended well), and who is blamed."""
         self.on_closing: Callable[[Session], None] | None = None
-        """Called with each session that ends well, while its caches are still here."""
+        """Called with each session that ends well and has some text, with its caches still here."""
         self._batcher_closed = batcher_closed
         self._open: dict[int, Session] = {}
         self.get: Callable[[int], Session | None] = self._open.get
@@ -226,7 +227,8 @@ class SessionTable:
         del self._open[session_id]
         self.out.consumed_bytes += sum(chunk.rows.nbytes for chunk in session.chunks)
         session.chunks.clear()
-        if error is None and self.on_closing is not None:
+        is_worth_keeping = error is None and session.cached >= PREFIX_BLOCK_TOKENS
+        if is_worth_keeping and self.on_closing is not None:
             self.on_closing(session)
         session.batcher.executor.close_session(session_id)
         if session.sampler is not None and session.sampler.mask is not None:

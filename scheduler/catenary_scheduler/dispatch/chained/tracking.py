@@ -187,6 +187,12 @@ class SequenceRequest:
         """Tokens that its session has cached, from its prompt and its answer, as reported."""
         return self.event.prompt_tokens + self.generated_tokens
 
+    def common_tokens(self) -> int:
+        """Returns how many of its first tokens are those of many requests."""
+        if self.prefixes is None:
+            return 0
+        return self.prefixes.common_tokens(self.event.prefix_hashes)
+
     def cached(self) -> CachedTokens:
         """Returns how many of its first tokens chains should have cached, by their hops.
 

@@ -54,6 +54,7 @@ class PlacementRequest:
         per_token_ns: Objective per token; 0: none.
         cached: How many tokens of the prompt workers should have cached; those that have none are
             left out.
+        common_tokens: How many of its first tokens many prompts have in common.
     """
 
     prompt_tokens: int
@@ -62,6 +63,7 @@ class PlacementRequest:
     due_ns: Nanoseconds = 0
     per_token_ns: Nanoseconds = 0
     cached: Mapping[Worker, int] = field(default_factory=dict, compare=False)
+    common_tokens: int = 0
 
     def prompt_on(self, worker: Worker) -> int:
         """Returns how many tokens of the prompt a worker has to run."""

@@ -18,6 +18,9 @@ from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS
 
 _MOST_BLOCKS = 16_384
 """The most blocks that are remembered of one chain: half a million tokens."""
+_COMMON = 8
+"""A block that so many requests began with is common: a head of many texts, and not the history of
+a conversation. So many turns have few."""
 
 Hops = tuple[ChainHop, ...]
 CachedTokens = Mapping[Hops, int]
@@ -29,13 +32,16 @@ NOTHING: CachedTokens = {}
 class PrefixDirectory:
     """The blocks of one model's chains.
 
-    Invariant: `_holders` has exactly the blocks of `_chains`, the other way round.
+    Invariant: `_holders` has exactly the blocks of `_chains`, the other way round, and `_asked` has
+    no others.
     """
 
     def __init__(self) -> None:
         self._chains: dict[Hops, OrderedDict[int, None]] = {}
         """The blocks of each chain, the latest used last."""
         self._holders: dict[int, dict[Hops, None]] = {}
+        self._asked: dict[int, int] = {}
+        """Number of requests that began with a block, since a chain has it."""
 
     def __len__(self) -> int:
         return sum(map(len, self._chains.values()))
@@ -60,6 +66,20 @@ class PrefixDirectory:
         most = min(_MOST_BLOCKS, room_tokens // PREFIX_BLOCK_TOKENS or _MOST_BLOCKS)
         while len(blocks) > most:
             self._drop(hops, next(iter(blocks)))
+
+    def asked(self, hashes: Sequence[int]) -> None:
+        """Counts a request that begins like that."""
+        for number in hashes:
+            if number not in self._holders:
+                break
+            self._asked[number] = self._asked.get(number, 0) + 1
+
+    def common_tokens(self, hashes: Sequence[int]) -> int:
+        """Returns how many of a text's first tokens are those of many texts."""
+        count = 0
+        while count < len(hashes) and self._asked.get(hashes[count], 0) >= _COMMON:
+            count += 1
+        return count * PREFIX_BLOCK_TOKENS
 
     def lacked(self, hops: Hops, hashes: Sequence[int], tokens: int) -> None:
         """Notes that a chain had only the first `tokens` of a text."""
@@ -98,6 +118,7 @@ class PrefixDirectory:
             assert blocks
             assert all(hops in self._holders[number] for number in blocks)
         assert sum(map(len, self._holders.values())) == len(self)
+        assert self._asked.keys() <= self._holders.keys()
 
     def _drop(self, hops: Hops, number: int) -> None:
         blocks, holders = self._chains[hops], self._holders[number]
@@ -106,3 +127,4 @@ class PrefixDirectory:
             del self._chains[hops]
         if not holders:
             del self._holders[number]
+            self._asked.pop(number, None)

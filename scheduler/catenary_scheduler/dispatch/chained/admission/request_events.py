@@ -53,6 +53,8 @@ class RequestEvents:
             table.now if event.arrived_ns is None else event.arrived_ns,
         )
         table.sequences[event.request] = sequence
+        if event.prefix_hashes:
+            table.model_queue(event.model).prefixes.asked(event.prefix_hashes)
         table.timers.set(sequence, sequence.deadline, len(table.sequences))
         if event.in_flight is None:
             if event.progress is not None:

@@ -179,7 +179,9 @@ class SloPlacer:
             tokens = cached.get(route.hops, 0)
             if tokens:
                 found[self.workers.open[index]] = tokens
-        placement_request = sequence.placement_request = replace(placement_request, cached=found)
+        placement_request = sequence.placement_request = replace(
+            placement_request, cached=found, common_tokens=sequence.common_tokens()
+        )
         return placement_request
 
     def expected(

@@ -267,3 +267,32 @@ def test_the_directory_keeps_its_invariant_whatever_comes(seed: int) -> None:
         for hops, tokens in directory.tokens_on(text, FAR).items():
             assert hops in chains
             assert 0 < tokens <= len(text) * BLOCK
+
+
+def test_a_head_that_many_requests_begin_with_is_common_and_a_history_is_not() -> None:
+    directory = PrefixDirectory()
+    directory.asked(HEAD)
+    assert directory.common_tokens(HEAD) == 0, "nobody has it, so nothing is counted"
+    directory.seen(whole("a"), (*HEAD, 900, 901))
+    for turn in range(40):
+        directory.asked((*HEAD, 1000 + turn))
+    directory.asked((*HEAD, 900, 901))
+    assert directory.common_tokens((*HEAD, 900, 901)) == len(HEAD) * BLOCK
+    assert directory.common_tokens((7777, *HEAD)) == 0
+    directory.agent_lost(AgentId("a"))
+    assert directory.common_tokens(HEAD) == 0
+    directory.validate()
+
+
+def test_chats_with_one_head_use_all_machines() -> None:
+    """The head is read once on each of them, and then none has an advantage."""
+    cluster = Cluster("least-time", "a", "b", "c", capacity=32)
+    used: Counter[str] = Counter()
+    running: list[RequestId] = []
+    for chat in range(120):
+        request = cluster.ask((*HEAD, 5000 + chat))
+        used[cluster.chain_of(request)] += 1
+        running.append(request)
+        if len(running) > 9:
+            cluster.end(running.pop(0))
+    assert max(used.values()) <= 1.3 * sum(used.values()) / 3
