@@ -24,18 +24,15 @@ from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.placing.added_time import added_ns
-from catenary_scheduler.dispatch.placing.best_fit import NOBODY, PlacementRequest
+from catenary_scheduler.dispatch.placing.best_fit import (
+    COMMON_WEIGHT,
+    NOBODY,
+    SAVED_WEIGHT,
+    PlacementRequest,
+)
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import ResourceId
 
-SAVED_WEIGHT = 4.0
-"""The time a chain saves by what it has cached of a conversation counts this many times, because it
-is also that of requests to come, and of the next turns. In simulation
-(`scenarios/placement/shared-beginnings.yaml`), 90 % and more of the possible hits need 4, which
-leaves the mean time of answers as it is; with 5, chains are loaded less evenly."""
-COMMON_WEIGHT = 1.0
-"""The same of the part that many prompts have in common. It is read once on each chain and then of
-no weight; with more, all requests would go where it was read first."""
 CANDIDATES = 16
 """Number of free chains among which a choice is exact."""
 _RENEWED = 4
