@@ -59,6 +59,7 @@ def session_requested(
         progress=session_progress(request, message.progress)
         if message.HasField("progress")
         else None,
+        prefix_hashes=tuple(message.prefix_hashes),
     )
 
 
