@@ -43,11 +43,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, models: Path) -> Iterator[RunningCluster]:
-    (tmp_path / "models").symlink_to(models)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[RunningCluster]:
+    """A cluster that the tests here share: what each does to it, the others stand."""
+    folder = tmp_path_factory.mktemp("rotating")
+    (folder / "models").symlink_to(models)
     with running_cluster(
-        tmp_path, models=(MODEL, CHAT), agents=2, config=OVER_TCP, tls=True
+        folder, models=(MODEL, CHAT), agents=2, config=OVER_TCP, tls=True
     ) as running:
         yield running
 
