@@ -19,9 +19,9 @@ import pytest
 import catenary
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo_models import preprocess, sample_photographs
-from catenaryd.demo.models import ensure_model
 from catenaryd.demo.plans import demo_placement
 from cluster_harness import MODEL, RunningCluster, running_cluster
+from fault_cluster import install_images
 
 pytestmark = pytest.mark.system
 
@@ -34,7 +34,7 @@ GRACE_S = 0.5
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    key = ensure_model(tmp_path / "models", MODEL)
+    key = install_images(tmp_path / "models")
     blocks = ModelRepository(tmp_path / "models").block_table(key).blocks
     with running_cluster(tmp_path, placement=demo_placement(blocks)) as running:
         yield running

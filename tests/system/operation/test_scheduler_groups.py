@@ -23,8 +23,8 @@ from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo_models import preprocess, sample_photographs
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
+from fault_cluster import install_images
 from tiny_language_models import write_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -40,7 +40,7 @@ LEASE_S, GRACE_S = 2.0, 0.5
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    ensure_model(tmp_path / "models", MODEL)
+    install_images(tmp_path / "models")
     write_folder(tmp_path / "source", "llama3")
     repository = ModelRepository(tmp_path / "models")
     import_decoder(repository, tmp_path / "source", TINY, ImportOptions(session_tokens=128))

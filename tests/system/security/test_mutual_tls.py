@@ -20,8 +20,8 @@ import catenary
 import figures
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.authority import CertificateAuthority
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster, wait_until
+from fault_cluster import install_images
 from language_model import install
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -38,7 +38,7 @@ EXPIRY = "catenary_certificate_expiry_seconds"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tls") / "models"
-    ensure_model(root, MODEL)
+    install_images(root)
     install(root)
     return root
 

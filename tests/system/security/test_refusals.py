@@ -28,9 +28,9 @@ from catenary_services.redis.redis_client import connect
 from catenary_services.security.identity import Role
 from catenary_services.security.key_file import revoke_keys
 from catenaryd.commands.redis_acl import HEALTH, SCHEDULER, VIEW, acl_file
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, running_cluster, wait_until
 from deployed.redis_servers import RedisServer
+from fault_cluster import install_images
 from hostile.refusals import Attempt, Scene, bomb, command, make_keys
 from language_model import install
 
@@ -483,7 +483,7 @@ TABLE = [*HTTP, *GRPC, *INSIDE, *FILES, *REDIS]
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder, data_dir = tmp_path_factory.mktemp("attempts"), tmp_path_factory.mktemp("refusals")
-    ensure_model(data_dir / "models", MODEL)
+    install_images(data_dir / "models")
     install(data_dir / "models")
     keys_file = data_dir / "keys.json"
     keys = make_keys(keys_file, CALLERS)
