@@ -147,7 +147,7 @@ HTTP = [
     at_endpoint("a file of the machine", "/dashboard/assets/%2fetc%2fpasswd", "404"),
     at_endpoint("status without a key", "/dashboard/v1/status", "401"),
     at_endpoint("status with a key that infers", "/dashboard/v1/status", "403", key="one"),
-    at_endpoint("several answers", COMPLETIONS, "400", key="root", body=chat(n=5)),
+    at_endpoint("too many answers", COMPLETIONS, "400", key="root", body=chat(n=129)),
     at_endpoint(
         "a prompt beyond the context",
         COMPLETIONS,
@@ -208,7 +208,8 @@ GRPC = [
     endpoint("another model", "PERMISSION_DENIED", "one", model=CHAT),
     endpoint("a path as model", "NOT_FOUND", "root", model="../../etc/passwd"),
     endpoint("a message that is too large", "RESOURCE_EXHAUSTED", "root", nbytes=LIMIT_BYTES * 2),
-    endpoint("metadata that are too large", "RESOURCE_EXHAUSTED", "root", extra=200_000),
+    endpoint("metadata that are too large", "RESOURCE_EXHAUSTED", "root", extra=20_000),
+    endpoint("metadata that end the connection", "UNAVAILABLE", "root", extra=200_000),
     Attempt("grpc: to load a model with a key that infers", load_by_endpoint, "PERMISSION_DENIED"),
     operate("status without a key", "GetStatus", admin_pb2.GetStatusRequest(), "UNAUTHENTICATED"),
     operate(
