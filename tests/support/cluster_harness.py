@@ -53,9 +53,16 @@ class RunningCluster:
     def admin(self) -> str:
         return str(self.facts["admin"])
 
+    def pid_of(self, name: str) -> int:
+        """Returns the pid of a child, of "redis", or of a scheduler by its id."""
+        if name == "redis":
+            return redis_pid(self.data_dir)
+        child = "scheduler" if name == "scheduler-0" else name
+        return int(self.facts["pids"][child])
+
     def kill(self, name: str) -> int:
-        """Sends SIGKILL to a child (or "redis") and returns the pid it had."""
-        pid = redis_pid(self.data_dir) if name == "redis" else int(self.facts["pids"][name])
+        """Sends SIGKILL to the process that `pid_of` names and returns the pid it had."""
+        pid = self.pid_of(name)
         os.kill(pid, signal.SIGKILL)
         return pid
 

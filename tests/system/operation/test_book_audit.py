@@ -175,7 +175,7 @@ def scheduler_port(cluster: RunningCluster) -> int:
     """Returns the port of the scheduler that leads, which agents and gateways connect to."""
     with catenary.Client(cluster.grpc, admin_target=cluster.admin) as client:
         leader = client.status().scheduler_id
-    process = psutil.Process(int(cluster.facts["pids"][leader]))
+    process = psutil.Process(cluster.pid_of(leader))
     listening = [each for each in process.net_connections("tcp") if each.status == "LISTEN"]
     assert len(listening) == 1, listening
     return int(listening[0].laddr.port)
