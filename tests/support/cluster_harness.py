@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from catenary.types import ClusterStatus
@@ -59,6 +60,11 @@ class RunningCluster:
             return redis_pid(self.data_dir)
         child = "scheduler" if name == "scheduler-0" else name
         return int(self.facts["pids"][child])
+
+    def scheduler_port(self, name: str = "scheduler-0") -> int:
+        """Returns the port of a scheduler that agents and gateways are told; it has others."""
+        words = psutil.Process(self.pid_of(name)).cmdline()
+        return int(words[words.index("--port") + 1])
 
     def kill(self, name: str) -> int:
         """Sends SIGKILL to the process that `pid_of` names and returns the pid it had."""

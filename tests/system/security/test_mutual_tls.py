@@ -13,7 +13,6 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 
 import catenary
@@ -99,11 +98,6 @@ def chat(client: catenary.Client) -> None:
     assert answer.text
 
 
-def scheduler_port(cluster: RunningCluster) -> int:
-    words = psutil.Process(int(cluster.facts["pids"]["scheduler"])).cmdline()
-    return int(words[words.index("--port") + 1])
-
-
 def drain(cluster: RunningCluster, folder: Path, who: str, key: str = "") -> str:
     """Returns the status of an order to drain an agent that is not there, at the scheduler."""
     credentials = grpc.ssl_channel_credentials(
@@ -112,7 +106,7 @@ def drain(cluster: RunningCluster, folder: Path, who: str, key: str = "") -> str
         (folder / f"{who}.pem").read_bytes(),
     )
     options = [("grpc.ssl_target_name_override", "scheduler.main.catenary.internal")]
-    target = f"127.0.0.1:{scheduler_port(cluster)}"
+    target = f"127.0.0.1:{cluster.scheduler_port()}"
     metadata = (("authorization", f"Bearer {key}"),) if key else None
     with grpc.secure_channel(target, credentials, options) as channel:
         try:
