@@ -15,6 +15,7 @@ from catenary.rpc.connection import Connection
 from catenary.rpc.retry import RetryPolicy
 from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 
+LINE_DELAY_S = 0.4
 X = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
 
 
@@ -336,6 +337,27 @@ def test_loopback_traffic_never_takes_a_proxy(server, monkeypatch):
     monkeypatch.setenv("no_proxy", "")
     with catenary.Client(server.target) as client:
         assert client.live()
+
+
+async def test_a_gateway_at_the_end_of_a_slow_line_is_reached(server, connect):
+    host, _, port = server.target.rpartition(":")
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_connection(host, int(port))
+
+        async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(4_096):
+                await asyncio.sleep(LINE_DELAY_S)
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(copy(reader, ours), copy(theirs, writer), return_exceptions=True)
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as line:
+        target = f"127.0.0.1:{line.sockets[0].getsockname()[1]}"
+        client = connect.to(target)
+        assert await client.live()
+        await client.close()
 
 
 def test_grpc_retries_of_unsent_calls_are_left_on():

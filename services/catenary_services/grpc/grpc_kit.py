@@ -36,8 +36,9 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # A killed peer returns within a second or two; the default backs off to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # In spite of its name the time that an attempt to connect may take, handshakes included.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     # Two channels of one process to one address must not share the back-off of a broken connection.
     ("grpc.use_local_subchannel_pool", 1),
     # Peers are addressed directly; a proxy for the outside world must not see this traffic.
@@ -100,7 +101,7 @@ def create_server(
     )
     return GrpcServer(
         call_authorizer,
-        MethodTable(taken.most_bytes, taken.usual_bytes),
+        MethodTable(taken.most_bytes, taken.usual_bytes, taken.buffer_parsers),
         ReceivingBudget(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one),
         limits,
         longest_answer=max_message_bytes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from catenary_scheduler.book import Book
@@ -234,15 +236,24 @@ def test_what_is_left_of_a_window_is_free_once_its_gateway_says_so() -> None:
     assert bench.said[-1] == WindowOver(window.window)
 
 
-def test_a_window_ends_by_itself_and_one_that_was_not_used_is_not_granted_again_soon() -> None:
+def test_a_window_ends_by_itself_and_each_that_was_not_used_is_followed_by_a_longer_pause() -> None:
     bench = Bench(LONE)
     window = granted(bench)
     bench.pass_time(20)
     assert bench.booked() == []
     assert WindowOver(window.window) in bench.said
     assert (bench.figures["expired_windows"], bench.figures["unused_windows"]) == (1, 1)
-    bench.one_at_a_time(6)
-    assert bench.figures["granted_windows"] == 1
+    grants_ms = list[float]()
+    for _ in range(40):
+        before = bench.figures["granted_windows"]
+        bench.one_at_a_time(1)
+        if bench.figures["granted_windows"] > before:
+            grants_ms.append(bench.now)
+    gaps_ms = [b - a for a, b in itertools.pairwise(grants_ms)]
+    assert 2 * 20 - 9 <= gaps_ms[0] <= 2 * 20 + 9  # a window, and a pause as long
+    assert len(gaps_ms) >= 3
+    assert gaps_ms == sorted(gaps_ms)
+    assert gaps_ms[-1] > 2 * gaps_ms[0]
 
 
 def test_the_time_of_a_revoked_window_stays_taken_until_its_gateway_has_heard() -> None:

@@ -12,8 +12,11 @@ from catenary_services.domain.ids import GatewayId, ModelKey, Nanoseconds
 
 _STREAK = 3
 """Requests of one gateway that follow each other before the first window."""
-_PAUSE_WINDOWS = 10
-"""The first pause lasts as long as this many windows."""
+_FIRST_PAUSE_WINDOWS = 1
+"""The first pause after a window without use lasts as long as this many windows. It is short: a
+process that was not given the CPU for a moment looks the same."""
+_CONTENDED_WINDOWS = 10
+"""The pause after others wanted the time of a window."""
 _LONGEST_PAUSE_WINDOWS = 160
 _QUIET_WINDOWS = 5
 """A model is quiet without a request for as long as this many windows."""
@@ -46,7 +49,7 @@ class WindowUsage:
         """Notes a request that a gateway asks the scheduler for, or sent by a window."""
         usage = self._models.get(model)
         if usage is None:
-            pause = _PAUSE_WINDOWS * self._length_ns
+            pause = _FIRST_PAUSE_WINDOWS * self._length_ns
             usage = self._models[model] = _ModelUsage(gateway, pause)
         if usage.gateway != gateway or now - usage.last_ns > self._length_ns:
             usage.gateway = gateway
@@ -70,7 +73,7 @@ class WindowUsage:
         """Notes that a window was used: the next pause is a short one again."""
         usage = self._models.get(model)
         if usage is not None:
-            usage.pause_ns = _PAUSE_WINDOWS * self._length_ns
+            usage.pause_ns = _FIRST_PAUSE_WINDOWS * self._length_ns
 
     def unused(self, model: ModelKey, now: Nanoseconds) -> None:
         """Notes that little of a window was used: the next one comes later."""
@@ -83,4 +86,4 @@ class WindowUsage:
         """Notes that others wanted the time of a window: the model gets none for a while."""
         usage = self._models.get(model)
         if usage is not None:
-            usage.paused_until_ns = now + _PAUSE_WINDOWS * self._length_ns
+            usage.paused_until_ns = now + _CONTENDED_WINDOWS * self._length_ns
