@@ -61,6 +61,10 @@ class CommandHandler(Protocol):
         """Accepts the next leader whatever its epoch, because the present one is proven wrong."""
         ...
 
+    def hear_clock(self, clock_ns: int) -> None:
+        """Takes in what the leader's clock showed when a message was sent; 0: it does not say."""
+        ...
+
     def hello(self) -> scheduler_pb2.AgentHello:
         """Returns the agent's identity and what it holds, as of now."""
         ...
@@ -235,7 +239,10 @@ class SchedulerLink:
         Raises:
             InvalidInput: The order has an impossible epoch.
         """
-        if message.WhichOneof("kind") in (None, "heartbeat"):
+        kind = message.WhichOneof("kind")
+        if kind in (None, "heartbeat"):
+            if kind and message.epoch == self._orders.epoch:
+                self._orders.hear_clock(message.heartbeat.clock_ns)
             return
         epoch = max(message.epoch, message.welcome.epoch)
         if epoch < self._orders.epoch:

@@ -75,12 +75,13 @@ def search(setting: SimulationSetup, options: SimulationOptions, wanted: Search)
 def capacity_rps(model: ModelPlan) -> float:
     """Returns a rate no schedule can exceed: every pipeline's slowest pool, at its best batch."""
     return sum(
-        min(_pool_rps(stage, pipeline.batch_size) for stage in pipeline.stages)
+        min(pool_rps(stage, pipeline.batch_size) for stage in pipeline.stages)
         for pipeline in model.pipelines
     )
 
 
-def _pool_rps(stage: Stage, batch: int) -> float:
+def pool_rps(stage: Stage, batch: int) -> float:
+    """Returns the rate that a pool cannot exceed with batches of up to a size."""
     rows_per_ns = max(rows / stage.compute_ns[rows - 1] for rows in range(1, batch + 1))
     return len(stage.agents) * rows_per_ns * NANOSECONDS_PER_SECOND
 

@@ -66,7 +66,7 @@ def run(
         InvalidInput: A model has no base rate.
     """
     duration_ns = round(options.duration_s * NANOSECONDS_PER_SECOND)
-    requests = _requests(setting.plan, options)
+    requests = requests_of(setting.plan, options)
     disturbance = options.disturbance
     noise = Noise(
         NoiseFactors(
@@ -97,7 +97,12 @@ def run(
     )
 
 
-def _requests(plan: Plan, options: SimulationOptions) -> SimulatedRequests:
+def requests_of(plan: Plan, options: SimulationOptions) -> SimulatedRequests:
+    """Returns the requests of a run, none of which has been served.
+
+    Raises:
+        InvalidInput: A model has no base rate.
+    """
     processes = []
     for model in plan.models:
         base = options.base_rps.get(model.model.name)

@@ -17,6 +17,7 @@ from catenary_scheduler.dispatch.events import (
     RequestArrived,
     RequestCompleted,
     StageReported,
+    StageStarted,
 )
 from catenary_services.domain.ids import (
     AgentId,
@@ -256,3 +257,67 @@ def test_a_request_nobody_answers_is_reported_as_our_bug() -> None:
 def test_a_request_rejected_twice_is_reported_as_our_bug() -> None:
     with pytest.raises(InternalError, match="rejected twice"):
         play(["a0"], [0], [[reject(0), reject(0)]])
+
+
+def booked(number: int, request: int, *hops: PlannedHop) -> DispatchBatch:
+    part = BatchSlice(RequestId(GatewayId("simulated"), request), 0, 1, 0)
+    return DispatchBatch(BatchId(number), 1, (part,), hops, 0)
+
+
+def hop(name: str, part: PartitionKey, at_ms: int, **windows: int) -> PlannedHop:
+    known = {key: value * MS for key, value in windows.items() if key != "behind"}
+    behind = BatchId(windows.get("behind", 0))
+    return PlannedHop(AgentId(name), part, at_ms * MS, MS, behind=behind, **known)
+
+
+def started(script: Script) -> list[tuple[int, int, int, bool]]:
+    return [
+        (event.batch, event.position, event.start_ns // MS, event.is_transfer)
+        for _, event in script.heard
+        if isinstance(event, StageStarted)
+    ]
+
+
+def test_a_device_is_kept_free_for_the_batch_that_is_booked_ahead() -> None:
+    first = booked(1, 0, hop("a0", HEAD, 0), hop("c0", TAIL, 5, transfer_start_ns=4, transfer_ns=1))
+    second = booked(2, 1, hop("c0", WHOLE, 7, earliest_ns=7, behind=1))
+    script, _, _ = play(["a0", "c0"], [0, 0], [[first], [second]])
+    assert script.reports[1, 1].compute_start_ns == 5 * MS
+    assert script.reports[2, 0].compute_start_ns == 7 * MS
+    assert started(script) == []
+
+
+def test_a_batch_goes_once_the_one_ahead_is_over_and_its_early_start_is_reported() -> None:
+    first = booked(1, 0, hop("a0", WHOLE, 0))
+    second = booked(2, 1, hop("a0", WHOLE, 9, earliest_ns=9, behind=1))
+    script, _, _ = play(["a0"], [0, 1], [[first], [second]])
+    assert script.reports[2, 0].compute_start_ns == 6 * MS  # not 9: the first took less
+    assert started(script) == [(2, 0, 6, False)]
+
+
+def test_a_batch_does_not_wait_for_one_that_was_cancelled() -> None:
+    first = booked(1, 0, hop("a0", HEAD, 0), hop("c0", TAIL, 5, transfer_start_ns=4, transfer_ns=1))
+    second = booked(2, 1, hop("c0", WHOLE, 9, earliest_ns=9, behind=1))
+    cancel = CancelBatch(BatchId(1), ())
+    script, _, _ = play(["a0", "c0"], [0, 0], [[first, cancel, reject(0)], [second]])
+    assert script.reports[2, 0].compute_start_ns == 0
+
+
+def test_links_are_kept_free_for_the_transfer_that_is_booked_ahead() -> None:
+    # Both cross the uplink of "a": the second is ready first, and booked behind the first.
+    first = booked(1, 0, hop("a0", HEAD, 0), hop("b0", TAIL, 5, transfer_start_ns=4, transfer_ns=1))
+    second = booked(
+        2,
+        1,
+        hop("a1", PartitionKey(MODEL, 0, 3), 0),
+        hop("c0", TAIL, 6, transfer_start_ns=5, transfer_ns=1, transfer_earliest_ns=5),
+    )
+    script = Script([[first], [second]])
+    requests = SimulatedRequests([MODEL], [0, 0], [0, 0], [100 * MS])
+    fleet = devices("a0", "a1", "b0", "c0")
+    quick = StageCost((3 * MS + MS // 2,), 0, True, False)
+    fleet[AgentId("a1")].costs[PartitionKey(MODEL, 0, 3)] = quick
+    SimulatedCluster(script, fleet, requests, Noise(EXACT, EXACT), 10**12).run()
+    assert script.reports[1, 1].transfer_start_ns == 4 * MS
+    assert script.reports[2, 1].transfer_start_ns == 5 * MS
+    assert started(script) == []

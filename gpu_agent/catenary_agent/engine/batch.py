@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND
 from catenary_services.errors import CatenaryError
 from catenary_services.transport.bytes_tensors import EncodedBytes
 
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from catenary_agent.engine.partitions import LoadedPartition
     from catenary_protos.catenary.v1 import common_pb2, frame_pb2
     from catenary_services.transport.interface import Link, Slot
+
+_HEARTBEATS = 8
+"""Number of heartbeats of which the fastest counts: clocks drift apart by microseconds a second."""
+_LONGEST_WAIT_NS = 20 * NANOSECONDS_PER_MILLISECOND
+"""The longest time for which a batch or its outputs wait for another booking."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ReceivedTensor = Array | EncodedBytes
@@ -74,6 +81,33 @@ class StagedOutput:
         self.slot.release()
 
 
+class SchedulerClock:
+    """The clock on which times are booked, as this process knows it from the leader's heartbeats.
+
+    A heartbeat tells what that clock showed when it was sent. The one that came fastest tells it
+    best, so the most advanced of the last few counts; what is left of the error is the time of that
+    heartbeat on its way, by which booked moments seem to be later than they are.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._offsets: deque[int] = deque(maxlen=_HEARTBEATS)
+
+    def heard(self, epoch: int, clock_ns: int, now_ns: int) -> None:
+        """Takes in a heartbeat of the leader of an epoch; `clock_ns` is 0 if it tells no time."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._offsets.clear()
+        if clock_ns:
+            self._offsets.append(clock_ns - now_ns)
+
+    def here_ns(self, epoch: int, moment_ns: int) -> int:
+        """Returns a moment of that epoch's clock on this process's clock; 0 if it is not known."""
+        if not moment_ns or epoch != self._epoch or not self._offsets:
+            return 0
+        return moment_ns - max(self._offsets)
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
     """One hop of one batch, with its inputs, outputs and times."""
@@ -101,6 +135,14 @@ class Batch:
     ended_ns: int = 0
     cancelled: bool = False
     computing: bool = False
+    booked_ns: int = 0
+    """Booked start of the computation, on this process's clock; 0 if that is not known."""
+    earliest_ns: int = 0
+    """Moment from which the device may compute it; 0: at once."""
+    send_earliest_ns: int = 0
+    """Moment from which the outputs may leave for the next agent; 0: at once."""
+    send_booked_ns: int = 0
+    """Booked start of their transfer; 0 if that is not known."""
 
     batch_id: int = field(init=False)
     """The scheduler's number of the batch."""
@@ -111,7 +153,7 @@ class Batch:
     rows: int = field(init=False)
     """Number of rows of the whole batch."""
     reserved_start_ns: int = field(init=False)
-    """Start of the device reservation on the scheduler's clock; used only for ordering."""
+    """Start of the device reservation on the scheduler's clock, by which batches are ordered."""
 
     def __post_init__(self) -> None:
         header = self.header
@@ -122,6 +164,26 @@ class Batch:
         )
         self.identity = self.batch_id, self.position
         self.reserved_start_ns = self.hop.reserved_start_ns
+
+    def take_windows(self, clock: SchedulerClock) -> None:
+        """Sets from when on the batch may be computed and its outputs may be sent.
+
+        It never waits longer than `_LONGEST_WAIT_NS`, whatever the clocks say: booked times may be
+        stale by then, and a device is not to idle because of them.
+        """
+        epoch, hop = self.header.epoch, self.hop
+        latest = self.received_ns + _LONGEST_WAIT_NS
+        self.booked_ns = clock.here_ns(epoch, hop.reserved_start_ns)
+        self.earliest_ns = min(latest, clock.here_ns(epoch, hop.earliest_start_ns))
+        following = self.position + 1
+        if following < len(self.header.route):
+            after = self.header.route[following]
+            self.send_booked_ns = clock.here_ns(epoch, after.transfer_start_ns)
+            self.send_earliest_ns = clock.here_ns(epoch, after.transfer_earliest_ns)
+
+    def send_after_ns(self) -> int:
+        """Returns the moment from which the outputs of a computed batch may be sent."""
+        return min(self.send_earliest_ns, self.ended_ns + _LONGEST_WAIT_NS)
 
     def input_shapes(self) -> list[tuple[int, ...]]:
         """Returns the shapes of the inputs of the whole batch, in the executor's order."""

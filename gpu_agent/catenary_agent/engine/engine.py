@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from catenary_agent.engine.batch import Batch
+from catenary_agent.engine.batch import Batch, SchedulerClock
 from catenary_agent.engine.computing.compute import ComputeThread
 from catenary_agent.engine.computing.feeder import (
     ComputeJob,
@@ -42,7 +42,14 @@ from catenary_agent.engine.outbound import (
     next_header,
 )
 from catenary_agent.engine.partitions import LoadedPartition, PartitionTable, key_of_hop
-from catenary_agent.engine.reporting import OutgoingMessage, batch_failed, record_spans, stage_done
+from catenary_agent.engine.reporting import (
+    OutgoingMessage,
+    batch_failed,
+    record_spans,
+    stage_begun,
+    stage_done,
+    transfer_begun,
+)
 from catenary_agent.supervision.faults import FaultInjector
 from catenary_agent.supervision.steps import RunningSteps
 from catenary_protos.catenary.v1 import scheduler_pb2
@@ -100,6 +107,10 @@ class BatchEngine:
         self._link = None if speed is None else EmulatedLink(speed)
         self._outbound = OutputSender(hub, agent_id, limits.push_timeout_s, self._link)
         self._feeder = Feeder(self._outbound.stage, self._failed, _MOST_UNPUSHED_BATCHES, deque())
+        self._feeder.begins = self._begins
+        self._outbound.begins = self._sends
+        self.clock = SchedulerClock()
+        """The clock on which the times of batches are booked."""
         if not limits.faults.is_armed:  # a step that hangs must not hang the event loop
             self._feeder.compute_here = self._compute_here
         self._arrivals = BatchReceiver(
@@ -107,7 +118,7 @@ class BatchEngine:
             self.partitions,
             self._held,
             Assembler(limits.max_assemblies),
-            (self._feeder.add, self._failed),
+            (self._complete, self._failed),
         )
         self._arrivals.on_refused = self._meter.frame_refused
         self._thread: ComputeThread[Job] = ComputeThread(
@@ -268,6 +279,7 @@ class BatchEngine:
             batch.cancelled = True
             if batch.ended_ns == 0 and self._feeder.withdraw(batch):
                 self._close(batch)
+        self._feeder.passed(batch_id)
 
     def on_compute_thread(self, work: Callable[[], int]) -> asyncio.Future[int]:
         """Queues `work` for the compute thread, and returns the future of its result.
@@ -279,6 +291,21 @@ class BatchEngine:
         return step.done
 
     # -- the life of a batch ---------------------------------------------------------------------
+
+    def _complete(self, batch: Batch) -> None:
+        """Queues a batch of which every row has arrived."""
+        batch.take_windows(self.clock)
+        self._feeder.add(batch)
+
+    def _begins(self, batch: Batch) -> None:
+        begun = stage_begun(batch, time.monotonic_ns())
+        if begun is not None:
+            self._tell(begun)
+
+    def _sends(self, batch: Batch) -> None:
+        begun = transfer_begun(batch, time.monotonic_ns())
+        if begun is not None:
+            self._tell(begun)
 
     def _compute_here(self, batch: Batch) -> bool:
         """Computes and delivers a short batch, unless a step of sessions has the device."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
@@ -41,6 +41,7 @@ _log = get_logger("catenary_agent.engine")
 Copied = tuple[Array, list[tuple[int, int]] | None]
 """An output, and the runs (first row, rows) of it that a receiver gets; None: all of it."""
 
+_NS = 1_000_000_000
 _BYTE = np.dtype(np.uint8)
 _COPY_ON_LOOP_BYTES = 128 * 1024
 """Larger copies (this size takes about 30 microseconds) are left to a thread."""
@@ -97,6 +98,8 @@ class OutputSender:
         self._agent_id = agent_id
         self._timeout_s = push_timeout_s
         self._uplink = uplink
+        self.begins: Callable[[Batch], None] = _nothing
+        """Called when outputs begin to leave over links whose time is booked."""
         self._links: dict[str, Link] = {}
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")
 
@@ -142,8 +145,10 @@ class OutputSender:
         staged, receiver = batch.staged, destinations(batch)[0]
         if staged is None or staged.link.closed:
             return False
-        if self._uplink is not None and receiver.slices is None:
-            return False
+        if receiver.slices is None and self._is_booked(staged.link):
+            if self._uplink is not None or _left_ns(batch) > 0:
+                return False
+            self.begins(batch)
         header = _header(batch, receiver, staged.tensors, self._agent_id)
         # The outputs are views of the memory that is about to be sent.
         arrays, outputs = staged.arrays, batch.outputs
@@ -194,13 +199,26 @@ class OutputSender:
         else:
             batch.outputs = ()  # the outputs are views of the memory that is about to be sent
         try:
-            if self._uplink is not None and receiver.slices is None:
-                await self._uplink.turn(len(staged.slot.view))
+            if receiver.slices is None and self._is_booked(staged.link):
+                await self._turn(batch, len(staged.slot.view))
             header = _header(batch, receiver, staged.tensors, self._agent_id)
             staged.arrays = []
             await staged.link.push(staged.slot, header, self._timeout_s)
         finally:
             staged.release()
+
+    def _is_booked(self, link: Link) -> bool:
+        """Returns whether frames of this link cross network cards, whose time is booked."""
+        return self._uplink is not None or not link.capabilities.same_host
+
+    async def _turn(self, batch: Batch, nbytes: int) -> None:
+        """Returns when the links are free for the outputs of a batch, as far as that is known."""
+        left_ns = _left_ns(batch)
+        if left_ns > 0:
+            await asyncio.sleep(left_ns / _NS)
+        if self._uplink is not None:
+            await self._uplink.turn(nbytes)
+        self.begins(batch)
 
     async def _copy(self, batch: Batch, receiver: Destination) -> StagedOutput:
         """Reserves link memory and copies the receiver's rows into it."""
@@ -234,6 +252,15 @@ class OutputSender:
             staged.release()
             raise
         return staged
+
+
+def _left_ns(batch: Batch) -> int:
+    """Returns the time until the outputs of a batch may be sent; 0 or less: they may now."""
+    return batch.send_after_ns() - time.monotonic_ns() if batch.send_earliest_ns else 0
+
+
+def _nothing(_: Batch) -> None:
+    """Default for callbacks that have nothing to do."""
 
 
 class _OutputLayout:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _PREFIX = "agent."
 _WORTH_KNOWING_NS = 10 * NANOSECONDS_PER_MILLISECOND
 """Less time than this is over before the scheduler could give it to another batch."""
+_PUNCTUAL_NS = NANOSECONDS_PER_MILLISECOND
+"""Least difference to the booked start that the scheduler is told of."""
 _SHORT_TRANSFER_NS = NANOSECONDS_PER_MILLISECOND
 SPAN_TRANSFER = "transfer"
 """Span from the sender's push to the complete arrival of the frame, as part of a hop."""
@@ -82,6 +84,52 @@ class StageDone(NamedTuple):
                 transfer_ns=self.transfer_ns,
             )
         )
+
+
+class StageStarted(NamedTuple):
+    """The report that a hop or the transfer into it began, in this process's monotonic time."""
+
+    batch_id: int
+    position: int
+    started_ns: int
+    is_transfer: bool
+    is_as_booked: bool = False
+    droppable: bool = True
+
+    def message(self) -> scheduler_pb2.AgentMessage:
+        """Returns the report with the offset from now."""
+        return scheduler_pb2.AgentMessage(
+            stage_start=scheduler_pb2.StageStart(
+                batch_id=self.batch_id,
+                position=self.position,
+                started_ago_ns=time.monotonic_ns() - self.started_ns,
+                is_transfer=self.is_transfer,
+            )
+        )
+
+
+def stage_begun(batch: Batch, now_ns: int) -> StageStarted | None:
+    """Returns the report that a computation begins now; None if the scheduler need not know.
+
+    It need not if that is as booked, or if the report of the end comes hardly later.
+    """
+    if not _is_news(batch.booked_ns, batch.hop.reserved_duration_ns, now_ns):
+        return None
+    return StageStarted(batch.batch_id, batch.position, now_ns, False)
+
+
+def transfer_begun(batch: Batch, now_ns: int) -> StageStarted | None:
+    """Returns the report that outputs begin to leave now; None if the scheduler need not know."""
+    following = batch.header.route[batch.position + 1]
+    if not _is_news(batch.send_booked_ns, following.transfer_duration_ns, now_ns):
+        return None
+    return StageStarted(batch.batch_id, batch.position + 1, now_ns, True)
+
+
+def _is_news(booked_ns: int, duration_ns: int, now_ns: int) -> bool:
+    if not booked_ns or duration_ns < _WORTH_KNOWING_NS:
+        return False
+    return abs(now_ns - booked_ns) >= _PUNCTUAL_NS
 
 
 def stage_done(batch: Batch) -> StageDone:

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, nonecheck=False
-"""The compiled twin of `timeline`, `pool` and `probe`: same classes, same results, to the tie.
+"""The compiled twin of `timeline`, `pool`, `probe` and `label_search`: the same, to the tie.
 
 Timelines are two arrays of 64-bit integers; a pool keeps the moments its GPUs become free in one
 array of its own, which the timelines keep current. What an interpreted probe does with sorted
@@ -121,6 +121,7 @@ cdef class BookedInterval:
     cdef public tuple timelines
     cdef public int64_t start
     cdef public int64_t end
+    cdef public bint begun
     cdef public bint done
     cdef public bint live
     cdef public bint persisted
@@ -131,6 +132,7 @@ cdef class BookedInterval:
         self.timelines = timelines
         self.start = start
         self.end = end
+        self.begun = False
         self.done = False
         self.live = False
         self.persisted = False
@@ -313,6 +315,13 @@ cdef class Timeline:
         cdef Py_ssize_t high = at_or_behind(line.starts, line.count, end)
         return high - low == 1 and self.uses[low] is use
 
+    cpdef before(self, BookedInterval use):
+        """Returns the use next ahead of `use`, if one is that is not known to be over."""
+        cdef Py_ssize_t at = at_or_behind(self.line.starts, self.line.count, use.start)
+        if at == 0 or (<BookedInterval>self.uses[at - 1]).done:
+            return None
+        return self.uses[at - 1]
+
     cpdef list overlapping(self, int64_t start, int64_t end):
         """Returns the uses that share a moment with `[start, end)`."""
         cdef Line* line = &self.line
@@ -389,6 +398,7 @@ cdef class PoolMember:
 cdef struct Port:
     Line* downlink
     int64_t speed
+    Py_ssize_t sender  # label that the data comes from; -1: none
     int64_t length  # what the last search found for it
     int64_t sent  # -1 if that search did not look
 
@@ -402,12 +412,14 @@ cdef class Pool:
     cdef readonly Py_ssize_t sharing
     cdef Py_ssize_t size
     cdef Py_ssize_t port_count
+    cdef Py_ssize_t sender_count
     cdef int64_t* busy  # when each GPU becomes free for good
     cdef int64_t* last  # when its last interval ends: what is known to be used may end later
     cdef int64_t* gap  # no gap between two of its intervals is longer
     cdef int64_t* first  # when its first interval starts
     cdef int64_t* speed
     cdef Py_ssize_t* port_of
+    cdef Py_ssize_t* sender_of  # number of its uplink and speed
     cdef Line** gpu
     cdef Line** uplink
     cdef Line** downlink
@@ -422,12 +434,13 @@ cdef class Pool:
         self.first = <int64_t*>calloc(size, sizeof(int64_t))
         self.speed = <int64_t*>calloc(size, sizeof(int64_t))
         self.port_of = <Py_ssize_t*>calloc(size, sizeof(Py_ssize_t))
+        self.sender_of = <Py_ssize_t*>calloc(size, sizeof(Py_ssize_t))
         self.gpu = <Line**>calloc(size, sizeof(Line*))
         self.uplink = <Line**>calloc(size, sizeof(Line*))
         self.downlink = <Line**>calloc(size, sizeof(Line*))
         self.ports = <Port*>calloc(size, sizeof(Port))
-        if not (self.busy and self.last and self.gap and self.first and self.speed and self.port_of and self.gpu
-                and self.uplink and self.downlink and self.ports):
+        if not (self.busy and self.last and self.gap and self.first and self.speed and self.port_of
+                and self.sender_of and self.gpu and self.uplink and self.downlink and self.ports):
             raise MemoryError()
 
     def __init__(self, list members):
@@ -437,6 +450,7 @@ cdef class Pool:
         self.index_of = {m.agent: i for i, m in enumerate(members)}
         self.fastest = max(m.bytes_per_second for m in members)
         numbers = {}
+        senders = {}
         for index in range(self.size):
             member = members[index]
             self.speed[index] = member.bytes_per_second
@@ -447,9 +461,13 @@ cdef class Pool:
                 (id(member.downlink), member.bytes_per_second), len(numbers)
             )
             self.port_of[index] = number
+            self.sender_of[index] = senders.setdefault(
+                (id(member.uplink), member.bytes_per_second), len(senders)
+            )
             self.ports[number].downlink = &member.downlink.line
             self.ports[number].speed = member.bytes_per_second
         self.port_count = len(numbers)
+        self.sender_count = len(senders)
 
     def __dealloc__(self):
         free(self.busy)
@@ -458,6 +476,7 @@ cdef class Pool:
         free(self.first)
         free(self.speed)
         free(self.port_of)
+        free(self.sender_of)
         free(self.gpu)
         free(self.uplink)
         free(self.downlink)
@@ -505,6 +524,17 @@ cdef struct Stage:
     int64_t* compute
     int64_t row_bytes
     Py_ssize_t* home  # member of the pool before -> the same agent in this one, or -1
+    Py_ssize_t* away  # member -> the same agent in the pool before, or -1
+    Label* labels  # of each member; those without one finish at NEVER
+    Py_ssize_t* first  # labels of the senders, those that finish first before others
+
+
+cdef struct Label:
+    int64_t finish
+    int64_t start
+    int64_t sent
+    int64_t length
+    Py_ssize_t before  # member of the pool before
 
 
 cdef class PathHop:
@@ -568,6 +598,7 @@ cdef class PoolChain:
     cdef Py_ssize_t count
     cdef Stage* stages
     cdef int64_t* work
+    cdef int64_t* rest  # least work behind each stage, by rows
     cdef Hop* scratch
 
     def __cinit__(self, legs):
@@ -580,7 +611,8 @@ cdef class PoolChain:
         self.stages = <Stage*>calloc(self.count, sizeof(Stage))
         self.scratch = <Hop*>calloc(self.count, sizeof(Hop))
         self.work = <int64_t*>calloc(self.max_rows, sizeof(int64_t))
-        if not self.stages or not self.scratch or not self.work:
+        self.rest = <int64_t*>calloc(self.max_rows * self.count, sizeof(int64_t))
+        if not self.stages or not self.scratch or not self.work or not self.rest:
             raise MemoryError()
         for i in range(self.count):
             leg = self.legs[i]
@@ -591,6 +623,14 @@ cdef class PoolChain:
                 raise MemoryError()
             for rows in range(self.max_rows):
                 self.stages[i].compute[rows] = leg.compute_ns[rows]
+            self.stages[i].labels = <Label*>calloc(pool.size, sizeof(Label))
+            self.stages[i].first = <Py_ssize_t*>calloc(pool.size, sizeof(Py_ssize_t))
+            self.stages[i].away = <Py_ssize_t*>calloc(pool.size, sizeof(Py_ssize_t))
+            if not self.stages[i].labels or not self.stages[i].first or not self.stages[i].away:
+                raise MemoryError()
+            for index in range(pool.size):
+                agent = (<PoolMember>pool.members[index]).agent
+                self.stages[i].away[index] = -1 if before is None else before.index_of.get(agent, -1)
             if before is not None:
                 self.stages[i].home = <Py_ssize_t*>calloc(before.size, sizeof(Py_ssize_t))
                 if not self.stages[i].home:
@@ -604,16 +644,20 @@ cdef class PoolChain:
     cdef _sum_up(self):
         cdef Py_ssize_t i, rows
         cdef Pool pool, before
+        cdef int64_t total
         for rows in range(1, self.max_rows + 1):
-            for i in range(self.count):
+            total = 0
+            for i in range(self.count - 1, -1, -1):
+                self.rest[(rows - 1) * self.count + i] = total
                 pool = self.pools[i]
-                self.work[rows - 1] += self.stages[i].compute[rows - 1]
+                total += self.stages[i].compute[rows - 1]
                 if i:
                     before = self.pools[i - 1]
                     if not before.index_of.keys() & pool.index_of.keys():
-                        self.work[rows - 1] += transfer_ns(
+                        total += transfer_ns(
                             self.stages[i].row_bytes * rows, min(before.fastest, pool.fastest)
                         )
+            self.work[rows - 1] = total
         self.least_work_ns = tuple([self.work[i] for i in range(self.max_rows)])
 
     def __dealloc__(self):
@@ -622,9 +666,13 @@ cdef class PoolChain:
             for i in range(self.count):
                 free(self.stages[i].compute)
                 free(self.stages[i].home)
+                free(self.stages[i].away)
+                free(self.stages[i].labels)
+                free(self.stages[i].first)
         free(self.stages)
         free(self.scratch)
         free(self.work)
+        free(self.rest)
 
     def probe(self, Py_ssize_t rows, int64_t now):
         """Returns the path of a batch of `rows` that starts now."""
@@ -689,7 +737,38 @@ cdef class PoolChain:
                 )
             moment = hop.start + hop.duration
             before = pool
+        hop = self.scratch
+        if moment > hop.start + hop.duration + self.rest[(rows - 1) * self.count]:
+            return self._search_labels(rows, now, moment)
         return moment
+
+    cdef int64_t _search_labels(self, Py_ssize_t rows, int64_t now, int64_t known):
+        """Sets the hops to the path that finishes first, if it does before `known`."""
+        cdef const int64_t* rest = self.rest + (rows - 1) * self.count
+        cdef Py_ssize_t i, index, last = self.count - 1
+        cdef Pool pool, before = None
+        cdef Label* label
+        cdef Hop* hop
+        for i in range(self.count):
+            pool = <Pool>self.pools[i]
+            if i == 0:
+                start_labels(pool, self.stages, rows, now, known - rest[0])
+            else:
+                next_labels(pool, before, self.stages + i, self.stages + i - 1, rows, known - rest[i])
+            if first_label(pool, self.stages[i].labels) < 0:
+                return known
+            before = pool
+        index = first_label(pool, self.stages[last].labels)
+        for i in range(last, -1, -1):
+            label = self.stages[i].labels + index
+            hop = self.scratch + i
+            hop.index = index
+            hop.sent = label.sent
+            hop.length = label.length
+            hop.start = label.start
+            hop.duration = label.finish - label.start
+            index = label.before
+        return self.stages[last].labels[self.scratch[last].index].finish
 
 
 def uses_of(batch, steps):
@@ -710,6 +789,133 @@ def uses_of(batch, steps):
         sender = step.member
         position += 1
     return uses
+
+
+cdef inline bint precedes(Pool pool, const Label* labels, Py_ssize_t one, Py_ssize_t other) noexcept:
+    """See `Label.is_before`."""
+    cdef int64_t busy = pool.busy[one], others = pool.busy[other]
+    cdef bint fills, other_fills
+    if labels[one].finish != labels[other].finish:
+        return labels[one].finish < labels[other].finish
+    fills = busy > labels[one].start
+    other_fills = others > labels[other].start
+    if fills != other_fills:
+        return other_fills
+    return busy > others or (busy == others and one > other)
+
+
+cdef Py_ssize_t first_label(Pool pool, const Label* labels) noexcept:
+    """Index of the member that finishes first; -1 if none has a label."""
+    cdef Py_ssize_t index, found = -1
+    for index in range(pool.size):
+        if labels[index].finish != NEVER and (found < 0 or precedes(pool, labels, index, found)):
+            found = index
+    return found
+
+
+cdef inline void set_label(Pool pool, Py_ssize_t index, Label* label, int64_t ready, int64_t duration,
+                           int64_t latest) noexcept:
+    """Sets when a member that has the data at `ready` finishes, if that is before `latest`."""
+    cdef int64_t start, spent = duration
+    label.finish = NEVER
+    if pool.sharing:
+        spent = with_steps(pool.gpu[index], ready, duration)
+    if ready + spent >= latest:
+        return
+    start = ready if pool.busy[index] <= ready else free_from(pool.gpu[index], ready, spent)
+    if start + spent < latest:
+        label.start = start
+        label.finish = start + spent
+
+
+cdef void start_labels(Pool pool, Stage* stage, Py_ssize_t rows, int64_t now, int64_t latest) noexcept:
+    cdef Py_ssize_t index
+    cdef Label* label
+    for index in range(pool.size):
+        label = stage.labels + index
+        label.sent = now
+        label.length = 0
+        label.before = -1
+        set_label(pool, index, label, now, stage.compute[rows - 1], latest)
+
+
+cdef Py_ssize_t senders_of(Pool pool, Stage* stage) noexcept:
+    """Sorts the first label of every uplink, and returns their number."""
+    cdef Py_ssize_t* first = stage.first
+    cdef const Label* labels = stage.labels
+    cdef Py_ssize_t index, number, count = 0, at, one
+    for number in range(pool.sender_count):
+        first[number] = -1
+    for index in range(pool.size):
+        if labels[index].finish != NEVER:
+            number = pool.sender_of[index]
+            if first[number] < 0 or precedes(pool, labels, index, first[number]):
+                first[number] = index
+    for number in range(pool.sender_count):
+        one = first[number]
+        if one < 0:
+            continue
+        at = count
+        while at and (labels[first[at - 1]].finish > labels[one].finish or (
+            labels[first[at - 1]].finish == labels[one].finish and first[at - 1] > one
+        )):
+            first[at] = first[at - 1]
+            at -= 1
+        first[at] = one
+        count += 1
+    return count
+
+
+cdef void next_labels(Pool pool, Pool before, Stage* stage, Stage* ahead, Py_ssize_t rows,
+                      int64_t latest) noexcept:
+    """See `label_search`; `ahead` is the stage before, with its labels."""
+    cdef int64_t duration = stage.compute[rows - 1], nbytes = stage.row_bytes * rows
+    cdef int64_t best, length, moment, sent, speed
+    cdef Py_ssize_t number, at, count, index, home, sender
+    cdef Port* port
+    cdef Label* label
+    cdef const Label* labels = ahead.labels
+    count = senders_of(before, ahead) if nbytes else 0
+    sender = first_label(before, labels)
+    for number in range(pool.port_count):
+        port = pool.ports + number
+        if nbytes == 0:
+            port.sent = labels[sender].finish
+            port.length = 0
+            port.sender = sender
+            continue
+        best = latest - duration
+        port.sender = -1
+        for at in range(count):
+            sender = ahead.first[at]
+            speed = before.speed[sender]
+            length = transfer_ns(nbytes, speed if speed < port.speed else port.speed)
+            moment = labels[sender].finish
+            while moment + length < best:
+                sent = free_from(before.uplink[sender], moment, length)
+                moment = free_from(port.downlink, sent, length)
+                if moment == sent:
+                    break
+            if moment + length < best:
+                best = moment + length
+                port.sent = moment
+                port.length = length
+                port.sender = sender
+    for index in range(pool.size):
+        label = stage.labels + index
+        port = pool.ports + pool.port_of[index]
+        label.finish = NEVER
+        label.before = port.sender
+        label.sent = port.sent
+        label.length = port.length
+        home = stage.away[index]
+        if home >= 0 and labels[home].finish != NEVER:
+            if port.sender < 0 or labels[home].finish <= port.sent + port.length:
+                label.before = home
+                label.sent = labels[home].finish
+                label.length = 0
+        if label.before >= 0:
+            set_label(pool, index, label, label.sent + label.length, duration, latest)
 
 
 cdef struct Best:

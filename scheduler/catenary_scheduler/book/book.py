@@ -35,14 +35,28 @@ class Correction(NamedTuple):
     """Batches whose later uses were moved, each once."""
 
 
+class StartWindow(NamedTuple):
+    """The moment from which a booked use may start: nothing is booked until its booked start."""
+
+    earliest_ns: Nanoseconds
+    """End of the use that is booked ahead of it; 0: there is none."""
+    behind: BatchId
+    """Batch of the use ahead of it; 0: there is none. Once that is over, it may start."""
+
+
+_AT_ONCE = StartWindow(0, BatchId(0))
+
+
 class _Booking:
     """The intervals one batch has booked, in order of time, and when they expire."""
 
-    __slots__ = ("expires", "uses")
+    __slots__ = ("expires", "is_held", "uses")
 
     def __init__(self, uses: list[BookedInterval], expires: Nanoseconds) -> None:
         self.uses = uses
         self.expires = expires
+        self.is_held = False
+        """True if it was booked by `hold`."""
 
 
 class Book:
@@ -126,6 +140,7 @@ class Book:
             InternalError: As by `reserve`.
         """
         self._enter(batch, [BookedInterval(batch, position, lines, start_ns, end_ns)], end_ns)
+        self._bookings[batch].is_held = True
 
     def resize(self, batch: BatchId, end_ns: Nanoseconds) -> bool:
         """Moves the end of what `hold` booked; an end that is not behind its start releases it.
@@ -161,11 +176,11 @@ class Book:
         batch: BatchId,
         position: int,
         start_ns: Nanoseconds,
-        end_ns: Nanoseconds,
+        end_ns: Nanoseconds | None,
         *,
         transfer: bool = False,
     ) -> Correction | None:
-        """Replaces a booked interval by the one that really happened.
+        """Replaces a booked interval by the one that really happened, or has begun to.
 
         * The real interval takes the place of the booked one. Where a real use of the same resource
           is known already, what is known stays and only the rest is entered.
@@ -177,6 +192,9 @@ class Book:
           run early when they can, and then report so.
         * Uses of this batch ahead of this one that were never reported are over: they end, at the
           latest, where this one starts.
+        * Without an end, only the start is known. The interval keeps its length, and its end is
+          still to come. Others that have begun on the same resource end, at the latest, where it
+          starts.
 
         Returns:
             The drift and the displaced batches, or None if there is no such booking (released,
@@ -185,7 +203,6 @@ class Book:
         booking = self._bookings.get(batch)
         if booking is None:
             return None
-        end_ns = max(end_ns, start_ns + 1)
         for use in booking.uses:
             if use.position == position and use.transfers == transfer:
                 break
@@ -193,14 +210,16 @@ class Book:
             return None
         if use.done:
             return None
-        drift = end_ns - use.end
+        if end_ns is None:
+            self._end_ahead(booking, use, start_ns)
+            return self._begin(use, start_ns)
+        end_ns = max(end_ns, start_ns + 1)
         if not transfer and self.slots.devices:
             device = self.slots.devices.get(use.timelines[0].resource)
             if device is not None:
                 device.computed(start_ns, end_ns)
-        for ahead in booking.uses[: booking.uses.index(use)]:
-            if not ahead.done:
-                self._settle(ahead, ahead.start, min(ahead.end, start_ns))
+        drift = end_ns - use.end
+        self._end_ahead(booking, use, start_ns)
         return Correction(drift, self._settle(use, start_ns, end_ns))
 
     def release(self, batch: BatchId) -> bool:
@@ -244,6 +263,25 @@ class Book:
             if use.live:
                 self._bookings[use.batch].uses.remove(use)
                 self._take_out(use)
+
+    def start_windows(self, batch: BatchId) -> list[StartWindow]:
+        """Returns what each booked use of a batch has to let go first, in order of time.
+
+        Nothing waits for what `hold` has booked: whether that time is used is not known.
+        """
+        booking = self._bookings.get(batch)
+        found = []
+        for use in booking.uses if booking is not None else ():
+            ahead = use.timelines[0].before(use)
+            if len(use.timelines) > 1:
+                other = use.timelines[1].before(use)
+                if ahead is None or (other is not None and other.end > ahead.end):
+                    ahead = other
+            if ahead is None or self._bookings[ahead.batch].is_held:
+                found.append(_AT_ONCE)
+            else:
+                found.append(StartWindow(ahead.end, ahead.batch))
+        return found
 
     def finish(self, batch: BatchId) -> Nanoseconds | None:
         """Returns when the last booked use of a batch ends; None if it has booked nothing."""
@@ -405,6 +443,45 @@ class Book:
         for moved, new_start in moves:
             self._move(moved, new_start)
         return tuple(dict.fromkeys(moved.batch for moved, _ in moves))
+
+    def _end_ahead(self, booking: _Booking, use: BookedInterval, start: Nanoseconds) -> None:
+        for ahead in booking.uses[: booking.uses.index(use)]:
+            if not ahead.done:
+                self._settle(ahead, ahead.start, min(ahead.end, start))
+
+    def _begin(self, use: BookedInterval, start: Nanoseconds) -> Correction:
+        """Moves a use that has begun to its real start, and what is in its way behind it."""
+        use.begun = True
+        uses = self._bookings[use.batch].uses
+        at = uses.index(use)
+        if at:  # clocks differ: its data cannot have been there earlier
+            start = max(start, uses[at - 1].end)
+        start = max(start, *(line.done_until for line in use.timelines), 0)
+        later = start - use.start
+        if not later:
+            return Correction(0, ())
+        end = use.end + later
+        following = self._successor(use)
+        self._take_out(use)
+        cascade = Cascade(self._successor)
+        for line in use.timelines:
+            for other in line.overlapping(start, end):
+                if other.begun and other.start < start:
+                    for each in other.timelines:
+                        each.resize(other, other.start, start)
+                    other.end = start
+                    self._journal.note(other)
+                else:
+                    cascade.displace(other, end)
+        cascade.displace(following, end)
+        moves = cascade.moves()
+        for moved, _ in moves:
+            self._take_out(moved)
+        use.start, use.end = start, end
+        self._put_in(use)
+        for moved, new_start in moves:
+            self._move(moved, new_start)
+        return Correction(later, tuple(dict.fromkeys(moved.batch for moved, _ in moves)))
 
     def _close(self, use: BookedInterval) -> None:
         use.done = True

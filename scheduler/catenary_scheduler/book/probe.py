@@ -5,6 +5,10 @@ there plus its compute time, so the search walks the pool downwards from the GPU
 latest and stops at the first that reaches this bound. Only if none does, it examines every GPU.
 `tests/scheduler/book` holds the literal version, which gives the same paths.
 
+If that path waits anywhere behind its first stage, another GPU of an earlier stage may be better,
+one whose uplink is free. Then `label_search` looks for the earliest finish over all of them, which
+the paper's stage by stage choice misses.
+
 Among GPUs with the same finish this takes the one that has been free for the shortest time (best
 fit), where the paper takes the first: long gaps stay whole, and small batches wait 2 to 7 ms less.
 
@@ -20,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from catenary_scheduler.book.label_search import Label, earliest_label
 from catenary_scheduler.book.pool import Pool, PoolMember
 from catenary_scheduler.book.timeline import BookedInterval, Timeline, earliest_on
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, BatchId, Nanoseconds
@@ -75,17 +80,21 @@ class PoolChain:
             batch 1. No path takes less.
     """
 
-    __slots__ = ("least_work_ns", "legs", "max_rows")
+    __slots__ = ("_rest_ns", "least_work_ns", "legs", "max_rows")
 
     def __init__(self, legs: Sequence[ProbeStage]) -> None:
         self.legs = tuple(legs)
         self.max_rows = min(len(leg.compute_ns) for leg in legs)
-        self.least_work_ns = tuple(
-            _least_work(self.legs, rows) for rows in range(1, self.max_rows + 1)
+        sizes = range(1, self.max_rows + 1)
+        self.least_work_ns = tuple(_least_work(self.legs, 0, rows) for rows in sizes)
+        self._rest_ns = tuple(
+            tuple(_least_work(self.legs, at, rows) for at in range(1, len(self.legs) + 1))
+            for rows in sizes
         )
+        """Least work behind each stage, by rows."""
 
     def probe(self, rows: int, now: Nanoseconds) -> Path:
-        """Returns the path that results from choosing the earliest finish stage by stage.
+        """Returns the path with the earliest finish; of equals that of the stage by stage choice.
 
         Raises:
             IndexError: `rows` is not within 1 to `max_rows`.
@@ -109,6 +118,11 @@ class PoolChain:
             sender = step.member
             work += step.transfer_ns + step.compute_ns
             moment = step.start + step.compute_ns
+        rest = self._rest_ns[rows - 1]
+        if moment > steps[0].start + steps[0].compute_ns + rest[0]:
+            label = earliest_label(self.legs, rows, now, rest, moment)
+            if label is not None:
+                return _path_to(label, rows, now)
         return Path(rows, moment, moment - now - work, steps)
 
     def largest(self, most: int, deadline: Nanoseconds, now: Nanoseconds) -> Path | None:
@@ -142,10 +156,25 @@ def uses_of(batch: BatchId, steps: Sequence[PathHop]) -> list[BookedInterval]:
     return uses
 
 
-def _least_work(legs: tuple[ProbeStage, ...], rows: int) -> Nanoseconds:
+def _path_to(last: Label, rows: int, now: Nanoseconds) -> Path:
+    steps: list[PathHop] = []
+    work = 0
+    label: Label | None = last
+    while label is not None:
+        sent, length, sender = label.arrival
+        spent = label.finish - label.start
+        steps.append(PathHop(label.member, sent, length, label.start, spent))
+        work += length + spent
+        label = sender
+    steps.reverse()
+    return Path(rows, last.finish, last.finish - now - work, steps)
+
+
+def _least_work(legs: tuple[ProbeStage, ...], first: int, rows: int) -> Nanoseconds:
+    """Returns the least work from the transfer into stage `first` on."""
     total = 0
-    before: Pool | None = None
-    for leg in legs:
+    before: Pool | None = legs[first - 1].pool if first else None
+    for leg in legs[first:]:
         total += leg.compute_ns[rows - 1]
         if before is not None and not before.index_of.keys() & leg.pool.index_of.keys():
             speed = min(before.fastest, leg.pool.fastest)

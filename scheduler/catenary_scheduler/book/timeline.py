@@ -29,7 +29,17 @@ class BookedInterval:
     (pruned or released) in none. `done` uses never move.
     """
 
-    __slots__ = ("batch", "done", "end", "live", "persisted", "position", "start", "timelines")
+    __slots__ = (
+        "batch",
+        "begun",
+        "done",
+        "end",
+        "live",
+        "persisted",
+        "position",
+        "start",
+        "timelines",
+    )
 
     def __init__(
         self,
@@ -44,6 +54,8 @@ class BookedInterval:
         self.timelines = timelines
         self.start = start
         self.end = end
+        self.begun = False
+        """True once it is known when the use really started."""
         self.done = False
         self.live = False
         self.persisted = False
@@ -173,6 +185,11 @@ class Timeline:
         low = bisect_right(self.ends, start)
         high = bisect_left(self.starts, end, low)
         return high - low == 1 and self.uses[low] is use
+
+    def before(self, use: BookedInterval) -> BookedInterval | None:
+        """Returns the use next ahead of `use`, if one is that is not known to be over."""
+        at = bisect_left(self.starts, use.start)
+        return self.uses[at - 1] if at and not self.uses[at - 1].done else None
 
     def overlapping(self, start: Nanoseconds, end: Nanoseconds) -> list[BookedInterval]:
         """Returns the uses that share a moment with `[start, end)`."""

@@ -28,6 +28,7 @@ from catenary_scheduler.dispatch.events import (
     SessionsHeld,
     SessionsProgressed,
     StageReported,
+    StageStarted,
     Tick,
     WindowReported,
     earlier,
@@ -57,7 +58,13 @@ class CombinedDispatcher:
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
         """Folds one event into the state and returns the commands that follow, in order."""
         match event:
-            case RequestArrived() | StageReported() | WindowReported() | BatchFailed():
+            case (
+                RequestArrived()
+                | StageReported()
+                | StageStarted()
+                | WindowReported()
+                | BatchFailed()
+            ):
                 return self.pooled.handle(event, now)
             case (
                 SessionRequested()

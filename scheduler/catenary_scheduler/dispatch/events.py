@@ -24,6 +24,9 @@ from catenary_services.domain.latency import LatencyLines, TokenObjectives
 from catenary_services.domain.plan import Agent, ChainHop, Plan
 from catenary_services.domain.windows.window import WindowHop
 
+NO_BATCH = BatchId(0)
+"""No batch has this id."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
@@ -71,6 +74,8 @@ class RequestCompleted:
     request: RequestId
     progress: SessionProgress | None = None
     """Final progress of a request that generated text; else None."""
+    prefix_hashes: tuple[int, ...] = ()
+    """The numbers of the blocks of its text behind those of `SessionRequested`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,17 @@ class StageReported:
     transfer_end_ns: Nanoseconds | None = None
     rows: int = 0
     """Rows of the batch; 0 if that was not said."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStarted:
+    """A transfer or a computation of a batch began at another moment than booked."""
+
+    batch: BatchId
+    position: int
+    start_ns: Nanoseconds
+    is_transfer: bool
+    """True for the transfer into the hop, False for its computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +157,8 @@ class SessionRequested:
     """Objectives that it is held to; None: the model's, if it has any."""
     progress: SessionProgress | None = None
     """Progress that it made under an earlier scheduler."""
+    prefix_hashes: tuple[int, ...] = ()
+    """One number for each whole block of its prompt, of all tokens up to the block's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +171,8 @@ class SessionProgress:
     """Time from the request's arrival to its first token."""
     decode_ns: Nanoseconds
     """Time from its first token to its latest one."""
+    cached_tokens: int = 0
+    """Tokens that its chain had cached when it began there, and did not compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +263,9 @@ class SessionMoved:
     """The successor, which generates now."""
     moved: SessionId
     """The session that is over."""
+    cached_tokens: int = 0
+    """Tokens of prompt and answer that were cached at the hand-over, when one more was known; 0 if
+    nobody said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +325,7 @@ Event = (
     | RequestCancelled
     | RequestCompleted
     | StageReported
+    | StageStarted
     | WindowReported
     | BatchFailed
     | SessionRequested
@@ -346,6 +370,13 @@ class PlannedHop:
     booked."""
     steps_ns: Nanoseconds = 0
     """Part of `duration_ns` that is booked for steps of language models on the same device."""
+    earliest_ns: Nanoseconds = 0
+    """Moment from which the device may start the batch: nothing else is booked on it between this
+    and `start_ns`. 0: at once."""
+    behind: BatchId = NO_BATCH
+    """The batch whose booked end that is. Once the device has computed it, it need not wait."""
+    transfer_earliest_ns: Nanoseconds = 0
+    """The same for the transfer, on both links."""
 
 
 @dataclass(frozen=True, slots=True)

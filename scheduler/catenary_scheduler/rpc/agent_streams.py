@@ -137,6 +137,9 @@ class AgentStreams:
         self._feed = deps.feed
         self._handlers: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
             "stage_report": self._stage_report,
+            "stage_start": lambda _, said, now: self._feed(
+                wire_messages.stage_started(said, now), now
+            ),
             "batch_failed": lambda _, said, now: self._feed(
                 wire_messages.batch_failed(said.batch_id, said.failure), now
             ),

@@ -78,7 +78,7 @@ class Announcer:
 
     def tick(self, now: Nanoseconds) -> None:
         """Sends a heartbeat to all gateways and agents."""
-        beat = scheduler_pb2.Heartbeat()
+        beat = scheduler_pb2.Heartbeat(clock_ns=now)
         self._deps.gateways.broadcast(ToGateway(heartbeat=beat))
         self._deps.agents.broadcast(ToAgent(epoch=self._deps.lease.epoch, heartbeat=beat))
 

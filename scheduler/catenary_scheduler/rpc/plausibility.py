@@ -20,7 +20,7 @@ from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.events import DispatchBatch
 from catenary_scheduler.inflight.sessions import LiveSessions
 from catenary_scheduler.observed.profiles import MeasuredProfiles
-from catenary_scheduler.observed.timelines import Timelines
+from catenary_scheduler.observed.timelines import TimelineEntry, Timelines
 from catenary_scheduler.planning.latency import expected_work_ns
 from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
 from catenary_scheduler.wire.messages import partition_of
@@ -74,6 +74,7 @@ class PlausibilityChecks:
         }
         self._of_agents: dict[str, Callable[[AgentState, Any, Nanoseconds], None]] = {
             "stage_report": self._stage_report,
+            "stage_start": self._stage_start,
             "batch_failed": self._batch_failed,
             "partition_loaded": self._partition_loaded,
             "session_failed": self._session_failed,
@@ -141,11 +142,20 @@ class PlausibilityChecks:
         if report.position >= len(path) or path[report.position].agent != agent:
             raise InvalidMessage("StageReport", "position", "that hop was not ordered from it")
         took_ns = report.compute_ended_ago_ns + report.compute_ns
-        elapsed_ns = now - entry.dispatched_ns
-        if took_ns > elapsed_ns + elapsed_ns // _DRIFT + _SLACK_NS:
-            raise InvalidMessage(
-                "StageReport", "compute_ns", f"began before it was ordered {elapsed_ns} ns ago"
-            )
+        _began_after("StageReport", "compute_ns", entry, took_ns, now)
+
+    def _stage_start(
+        self, record: AgentState, start: scheduler_pb2.StageStart, now: Nanoseconds
+    ) -> None:
+        self._is_given_out("StageStart", start.batch_id)
+        entry = self._deps.timelines.entry(BatchId(start.batch_id))
+        if entry is None:
+            return
+        # A transfer is told of by its sender, the hop before.
+        path, teller = entry.command.path, start.position - start.is_transfer
+        if start.position >= len(path) or teller < 0 or path[teller].agent != record.agent.agent_id:
+            raise InvalidMessage("StageStart", "position", "that hop was not ordered from it")
+        _began_after("StageStart", "started_ago_ns", entry, start.started_ago_ns, now)
 
     def _stage_of_window(self, agent: AgentId, report: scheduler_pb2.StageReport) -> None:
         """Checks the first report of a batch that a gateway sent by a window."""
@@ -317,6 +327,14 @@ def _fits(loaded: scheduler_pb2.PartitionLoaded, memory_bytes: int) -> None:
             "memory_bytes",
             f"{loaded.memory_bytes} of {memory_bytes} that the agent has",
         )
+
+
+def _began_after(
+    kind: str, field: str, entry: TimelineEntry, ago_ns: Nanoseconds, now: Nanoseconds
+) -> None:
+    elapsed_ns = now - entry.dispatched_ns
+    if ago_ns > elapsed_ns + elapsed_ns // _DRIFT + _SLACK_NS:
+        raise InvalidMessage(kind, field, f"began before it was ordered {elapsed_ns} ns ago")
 
 
 def _is_blamable(kind: str, failure: common_pb2.Failure, batch: DispatchBatch) -> None:

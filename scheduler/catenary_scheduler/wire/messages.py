@@ -99,6 +99,14 @@ def stage_reported(message: scheduler_pb2.StageReport, now: Nanoseconds) -> even
     )
 
 
+def stage_started(message: scheduler_pb2.StageStart, now: Nanoseconds) -> events.StageStarted:
+    """Returns the event of a transfer or a computation that began."""
+    start = now - message.started_ago_ns
+    return events.StageStarted(
+        BatchId(message.batch_id), message.position, start, message.is_transfer
+    )
+
+
 def request_completed(
     gateway: GatewayId, message: scheduler_pb2.RequestFinished
 ) -> events.RequestCompleted:
@@ -106,7 +114,9 @@ def request_completed(
     request = RequestId(gateway, message.request_id)
     has_progress = message.HasField("progress")
     return events.RequestCompleted(
-        request, session_progress(request, message.progress) if has_progress else None
+        request,
+        session_progress(request, message.progress) if has_progress else None,
+        tuple(message.prefix_hashes),
     )
 
 
@@ -117,7 +127,11 @@ def session_progress(
     if not message.generated_tokens:
         return None
     return events.SessionProgress(
-        request, message.generated_tokens, message.first_token_ns, message.decode_ns
+        request,
+        message.generated_tokens,
+        message.first_token_ns,
+        message.decode_ns,
+        message.cached_tokens,
     )
 
 
@@ -211,6 +225,11 @@ def hop_message(hop: events.PlannedHop) -> common_pb2.Hop:
         last_block=hop.partition.last_block,
         reserved_start_ns=max(0, hop.start_ns),
         reserved_duration_ns=hop.duration_ns,
+        earliest_start_ns=max(0, hop.earliest_ns),
+        behind_batch_id=hop.behind,
+        transfer_start_ns=max(0, hop.transfer_start_ns) if hop.transfer_ns else 0,
+        transfer_duration_ns=hop.transfer_ns,
+        transfer_earliest_ns=max(0, hop.transfer_earliest_ns),
     )
 
 

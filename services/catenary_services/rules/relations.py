@@ -66,6 +66,12 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = MappingProxyType(
                 ("reserved_start_ns", "reserved_duration_ns"),
                 (1 << 63) - 1,
             ),
+            SumAtMost(
+                "transfer_duration_ns",
+                "ends beyond all time",
+                ("transfer_start_ns", "transfer_duration_ns"),
+                (1 << 63) - 1,
+            ),
         ),
         "catenary.v1.HopTiming": (_BLOCKS,),
         "catenary.v1.PartitionKey": (

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from catenary_services.domain.ids import BatchId, Nanoseconds, PartitionKey, RequestId
+from catenary_scheduler.dispatch.events import PlannedHop
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    BatchId,
+    Nanoseconds,
+    PartitionKey,
+    RequestId,
+)
 
 
 class StageCost:
@@ -26,10 +33,12 @@ class StageCost:
 class SimulatedLink:
     """One direction of a server's network connection, which carries one transfer at a time."""
 
-    __slots__ = ("busy", "waiting")
+    __slots__ = ("busy", "looks_at", "waiting")
 
     def __init__(self) -> None:
         self.busy = False
+        self.looks_at: Nanoseconds = 0
+        """Moment at which it next looks for a transfer whose time has come."""
         self.waiting: list[tuple[Nanoseconds, int, BatchTransfer]] = []
         """Waiting transfers, most urgent first; each waits at both of its links."""
 
@@ -44,6 +53,7 @@ class SimulatedDevice:
         "costs",
         "downlink",
         "group",
+        "looks_at",
         "ready",
         "running",
         "share",
@@ -71,19 +81,37 @@ class SimulatedDevice:
         self.costs: dict[PartitionKey, StageCost] = {}
         self.ready: list[tuple[Nanoseconds, int, SimulatedBatch]] = []
         self.running: SimulatedBatch | None = None
+        self.looks_at: Nanoseconds = 0
+        """Moment at which it next looks for a batch whose time has come."""
         self.busy_ns: Nanoseconds = 0
 
 
 class BatchHop:
-    """One stop of a batch: a device, the cost there, and the reservation."""
+    """One stop of a batch: a device, the cost there, and what is reserved."""
 
-    __slots__ = ("cost", "device", "reserved_ns")
+    __slots__ = (
+        "behind",
+        "cost",
+        "device",
+        "earliest_ns",
+        "reserved_ns",
+        "transfer_earliest_ns",
+        "transfer_ns",
+    )
 
-    def __init__(self, device: SimulatedDevice, cost: StageCost, reserved_ns: Nanoseconds) -> None:
+    def __init__(self, device: SimulatedDevice, cost: StageCost, planned: PlannedHop) -> None:
         self.device = device
         self.cost = cost
-        self.reserved_ns = reserved_ns
-        """Start of its reservation; the earliest goes first on a device and on a link."""
+        self.reserved_ns = planned.start_ns
+        """Start of its reservation; the earliest goes first on a device."""
+        self.earliest_ns = planned.earliest_ns
+        """Moment from which the device may start it."""
+        self.behind = planned.behind
+        """Batch whose end that is."""
+        self.transfer_ns = planned.transfer_start_ns if planned.transfer_ns else -1
+        """Start of the transfer's reservation; -1 if none is booked."""
+        self.transfer_earliest_ns = planned.transfer_earliest_ns
+        """Moment from which the links may start its transfer."""
 
 
 class SimulatedBatch:
@@ -123,7 +151,16 @@ class SimulatedBatch:
 class BatchTransfer:
     """A transfer of a batch's rows from one device to the next."""
 
-    __slots__ = ("job", "number", "receiver", "sender", "size")
+    __slots__ = (
+        "booked_ns",
+        "earliest_ns",
+        "job",
+        "length_ns",
+        "number",
+        "receiver",
+        "sender",
+        "size",
+    )
 
     def __init__(
         self,
@@ -139,3 +176,18 @@ class BatchTransfer:
         self.size = size
         """Size of the transfer in bytes."""
         self.number = number
+        hop = job.hops[job.position]
+        self.booked_ns = hop.transfer_ns
+        """Start of its reservation; -1 if none is booked."""
+        self.earliest_ns = hop.transfer_earliest_ns
+        """Moment from which the links may start it."""
+        speed = min(sender.bytes_per_second, receiver.bytes_per_second)
+        self.length_ns: Nanoseconds = -(-size * NANOSECONDS_PER_SECOND // speed)
+        """Duration as profiled."""
+
+    @property
+    def urgency(self) -> Nanoseconds:
+        """Start of the reservation that it is for; the earliest goes first on a link."""
+        return (
+            self.booked_ns if self.booked_ns >= 0 else self.job.hops[self.job.position].reserved_ns
+        )

@@ -1,9 +1,10 @@
 """Agents and links as they would behave, which execute dispatched batches and report them.
 
 * A device computes one batch at a time. Of the batches whose data has arrived it takes the one
-  whose reservation starts first, as soon as it can (as the real agents do).
+  whose reservation starts first, at the earliest when its window opens (as the real agents do).
 * A transfer needs the uplink of the sender's server and the downlink of the receiver's, both to
-  itself. Links serve the most urgent transfer that can go, by the reservation it is meant for.
+  itself. Links serve the most urgent transfer that can go, by its reservation, in its window too.
+* What begins at another moment than booked is reported at once, what ends always.
 * The gateway dispatches by windows that it is granted, as the real one does, and says so at once.
 * Reports reach the dispatcher `report_delay_ns` later, with the clock error of their server.
 """
@@ -29,11 +30,12 @@ from catenary_scheduler.dispatch.events import (
     RequestCompleted,
     RevokeWindow,
     StageReported,
+    StageStarted,
     WindowReported,
 )
 from catenary_services.domain.ids import (
-    NANOSECONDS_PER_SECOND,
     AgentId,
+    BatchId,
     Nanoseconds,
     RequestId,
 )
@@ -54,6 +56,9 @@ from catenary_simulator.core.devices import (
 from catenary_simulator.core.noise import Noise
 from catenary_simulator.core.requests import SimulatedRequests
 from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
+
+_LATER = 1
+"""Order of the looks of devices and links: after the ends of the same moment."""
 
 
 class _WindowWakeup:
@@ -140,8 +145,14 @@ class SimulatedCluster(Kernel):
         elif isinstance(what, BatchTransfer):
             self.ends += 1
             self._transferred(what, self.now)
-        elif isinstance(what, (StageReported, RequestCompleted)):
+        elif isinstance(what, (StageStarted, StageReported, RequestCompleted)):
             self.tell(what)
+        elif isinstance(what, SimulatedDevice):
+            if what.running is None:
+                self._compute_next(what, self.now)
+        elif isinstance(what, SimulatedLink):
+            if not what.busy:
+                self._next_on(what, self.now)
         elif isinstance(what, _WindowWakeup):
             self._look_at_windows()
 
@@ -174,7 +185,7 @@ class SimulatedCluster(Kernel):
         hops: list[BatchHop] = []
         for planned in order.path:
             device = self.devices[planned.agent]
-            hops.append(BatchHop(device, device.costs[planned.partition], planned.start_ns))
+            hops.append(BatchHop(device, device.costs[planned.partition], planned))
         job = SimulatedBatch(order.batch, [part.request for part in order.slices], hops, order.size)
         self._jobs[order.batch] = job
         cost = hops[0].cost
@@ -289,22 +300,23 @@ class SimulatedCluster(Kernel):
         self._numbers += 1
         transfer = BatchTransfer(job, sender, receiver, size, self._numbers)
         up, down = sender.uplink, receiver.downlink
-        if up.busy or down.busy:
-            entry = (job.hops[job.position].reserved_ns, self._numbers, transfer)
-            insort(up.waiting, entry)
-            insort(down.waiting, entry)
-        else:  # transfers that wait at one of these links wait for another link, too
-            self._send(transfer, now)
+        entry = (transfer.urgency, self._numbers, transfer)
+        insort(up.waiting, entry)
+        insort(down.waiting, entry)
+        if not (up.busy or down.busy):
+            self._next_on(up, now)
 
     def _send(self, transfer: BatchTransfer, now: Nanoseconds) -> None:
         sender, receiver, job = transfer.sender, transfer.receiver, transfer.job
         sender.uplink.busy = receiver.downlink.busy = True
-        speed = min(sender.bytes_per_second, receiver.bytes_per_second)
-        length = -(-transfer.size * NANOSECONDS_PER_SECOND // speed)
+        length = transfer.length_ns
         if not self._transfer_noise.constant:
             length = max(1, int(length * self._transfer_noise.next()))
         if job.transfer_start < 0:
             job.transfer_start = now
+        if 0 <= transfer.booked_ns != now:
+            start = now + receiver.clock_error_ns
+            self._report(StageStarted(job.batch, job.position, start, True), now)
         self.at(now + length, 0, transfer)
 
     def _transferred(self, transfer: BatchTransfer, now: Nanoseconds) -> None:
@@ -317,17 +329,50 @@ class SimulatedCluster(Kernel):
         self._arrived(transfer.job, now)
 
     def _next_on(self, link: SimulatedLink, now: Nanoseconds) -> None:
-        for entry in link.waiting:
+        """Starts the most urgent transfer that can go by this link and delays none before it."""
+        at = 0
+        while at < len(link.waiting):
+            entry = link.waiting[at]
             transfer = entry[2]
             up, down = transfer.sender.uplink, transfer.receiver.downlink
-            if not (up.busy or down.busy):
-                del up.waiting[bisect_left(up.waiting, entry)]
-                del down.waiting[bisect_left(down.waiting, entry)]
-                if transfer.job.cancelled:
-                    self._next_on(link, now)
-                else:
-                    self._send(transfer, now)
+            if transfer.job.cancelled:
+                self._remove(entry)
+                continue
+            at += 1
+            if up.busy or down.busy:
+                continue
+            if transfer.earliest_ns > now:
+                self._look_later(link, transfer.earliest_ns, now)
+            elif self._delays_none(entry, now):
+                self._remove(entry)
+                self._send(transfer, now)
                 return
+            else:
+                self._look_later(link, transfer.booked_ns, now)
+
+    def _remove(self, entry: tuple[Nanoseconds, int, BatchTransfer]) -> None:
+        transfer = entry[2]
+        for link in (transfer.sender.uplink, transfer.receiver.downlink):
+            del link.waiting[bisect_left(link.waiting, entry)]
+
+    def _look_later(self, link: SimulatedLink, moment: Nanoseconds, now: Nanoseconds) -> None:
+        if link.looks_at <= now or moment < link.looks_at:
+            link.looks_at = moment
+            self.at(moment, _LATER, link)
+
+    def _delays_none(self, entry: tuple[Nanoseconds, int, BatchTransfer], now: Nanoseconds) -> bool:
+        """Returns whether a transfer ends before those start that are booked before it."""
+        transfer = entry[2]
+        if transfer.booked_ns <= now:  # its own time has come, or it has none
+            return True
+        end = now + transfer.length_ns
+        for link in (transfer.sender.uplink, transfer.receiver.downlink):
+            for ahead in link.waiting:
+                if ahead is entry:
+                    break
+                if not ahead[2].job.cancelled and now < ahead[2].booked_ns < end:
+                    return False
+        return True
 
     def _arrived(self, job: SimulatedBatch, now: Nanoseconds) -> None:
         job.transfers_left -= 1
@@ -346,7 +391,14 @@ class SimulatedCluster(Kernel):
 
     def _compute_next(self, device: SimulatedDevice, now: Nanoseconds) -> None:
         while device.ready:
-            job = heappop(device.ready)[2]
+            job = device.ready[0][2]
+            hop = job.hops[job.position]
+            if hop.earliest_ns > now and not job.cancelled and self._is_ahead(hop.behind, device):
+                if device.looks_at <= now or hop.earliest_ns < device.looks_at:
+                    device.looks_at = hop.earliest_ns
+                    self.at(hop.earliest_ns, _LATER, device)
+                return
+            heappop(device.ready)
             if job.cancelled:
                 continue
             length = job.hops[job.position].cost.compute_ns[job.size - 1]
@@ -354,11 +406,21 @@ class SimulatedCluster(Kernel):
                 length = max(1, int(length * self._compute_noise.next()))
             device.running = job
             job.compute_start = now
+            if hop.reserved_ns != now:
+                start = now + device.clock_error_ns
+                self._report(StageStarted(job.batch, job.position, start, False), now)
             inside = min(now + length, self._duration) - now
             if inside > 0:
                 device.busy_ns += inside
             self.at(now + length, 0, job)
             return
+
+    def _is_ahead(self, batch: BatchId, device: SimulatedDevice) -> bool:
+        """Returns whether a batch has yet to be computed on a device."""
+        job = self._jobs.get(batch)
+        if job is None:
+            return False
+        return any(hop.device is device for hop in job.hops[job.position :])
 
     def _computed(self, job: SimulatedBatch, now: Nanoseconds) -> None:
         hop = job.hops[job.position]

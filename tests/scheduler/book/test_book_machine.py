@@ -45,6 +45,8 @@ class BookMachine(RuleBasedStateMachine):
         self.batches = 0
         self.expected: dict[Key, tuple[int, int]] = {}
         """Uses not reported yet: latest known start and the booked duration."""
+        self.begun: set[Key] = set()
+        """Uses whose real start is known."""
         self.journal: dict[Key, Reservation] = {}
 
     def open_batches(self) -> list[BatchId]:
@@ -83,6 +85,31 @@ class BookMachine(RuleBasedStateMachine):
                 del self.expected[other]
         again = self.book.correct(batch, position, start, start + length, transfer=transfer)
         assert again is None
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), early=st.integers(-12, 12))
+    def begin(self, data: st.DataObject, early: int) -> None:
+        key = data.draw(st.sampled_from(sorted(self.expected)))
+        batch, position, resource = key
+        transfer = not resource.startswith("gpu/")
+        length = self.expected[key][1]
+        start = max(0, self.expected[key][0] + early)
+        assert self.book.correct(batch, position, start, None, transfer=transfer) is not None
+        for other in list(self.expected):
+            links_of_hop = other[1] == position and not other[2].startswith("gpu/")
+            if other[0] == batch and (other[1] < position or (links_of_hop and not transfer)):
+                del self.expected[other]
+        records = {key_of(r): r for r in self.book.snapshot()}
+        assert records[key].start_ns >= start
+        assert records[key].end_ns - records[key].start_ns == length
+        its = {k for k in self.expected if k[:2] == key[:2] and k[2].startswith("gpu/") != transfer}
+        lines = {k[2] for k in its}
+        beside = {k for k in self.begun if k in self.expected and k[2] in lines}
+        for known in its | {k for k in self.expected if (k[0], k[1]) in {b[:2] for b in beside}}:
+            record = records[known]
+            assert known in its or record.end_ns - record.start_ns <= self.expected[known][1]
+            self.expected[known] = (record.start_ns, record.end_ns - record.start_ns)
+        self.begun |= its
 
     @precondition(lambda self: self.expected)
     @rule(data=st.data())

@@ -129,3 +129,58 @@ def test_pruning_forgets_only_what_is_over_and_reported(book: Book) -> None:
     book.correct(BatchId(1), 0, 0, 10)
     book.prune(50)
     assert intervals(book, "gpu/a") == [(10, 20, 2)]
+
+
+def test_a_late_start_moves_the_whole_interval_and_pushes_the_queue(book: Book) -> None:
+    a = member(book, "a")
+    for batch, start in ((1, 0), (2, 10), (3, 30)):
+        reserve(book, batch, PathHop(a, start, 0, start, 10))
+    assert book.correct(BatchId(1), 0, 4, None) == (4, (2,))
+    assert intervals(book, "gpu/a") == [(4, 14, 1), (14, 24, 2), (30, 40, 3)]
+    assert book.correct(BatchId(1), 0, 4, 12) == (-2, ())
+    assert intervals(book, "gpu/a") == [(4, 12, 1), (14, 24, 2), (30, 40, 3)]
+
+
+def test_an_early_start_frees_the_end_of_the_interval(book: Book) -> None:
+    a = member(book, "a")
+    reserve(book, 1, PathHop(a, 20, 0, 20, 10))
+    assert book.correct(BatchId(1), 0, 5, None) == (-15, ())
+    reserve(book, 2, PathHop(a, 15, 0, 15, 10))
+    assert intervals(book, "gpu/a") == [(5, 15, 1), (15, 25, 2)]
+
+
+def test_what_has_begun_ends_where_the_next_begins(book: Book) -> None:
+    a = member(book, "a")
+    for batch, start in ((1, 0), (2, 10), (3, 20)):
+        reserve(book, batch, PathHop(a, start, 0, start, 10))
+    book.correct(BatchId(1), 0, 0, None)
+    assert book.correct(BatchId(2), 0, 6, None) == (-4, ())
+    assert intervals(book, "gpu/a") == [(0, 6, 1), (6, 16, 2), (20, 30, 3)]
+    assert book.correct(BatchId(1), 0, 0, 6) == (0, ())
+
+
+def test_what_was_overtaken_before_it_began_moves_behind(book: Book) -> None:
+    a = member(book, "a")
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10))
+    reserve(book, 2, PathHop(a, 10, 0, 10, 10))
+    assert book.correct(BatchId(2), 0, 2, None) == (-8, (1,))
+    assert intervals(book, "gpu/a") == [(2, 12, 2), (12, 22, 1)]
+
+
+def test_nothing_waits_for_time_that_is_held(book: Book) -> None:
+    a = member(book, "a")
+    book.hold(BatchId(1), 0, (a.gpu,), 0, 20)
+    reserve(book, 2, PathHop(a, 20, 0, 20, 10))
+    reserve(book, 3, PathHop(a, 30, 0, 30, 10))
+    assert book.start_windows(BatchId(2)) == [(0, 0)]
+    assert book.start_windows(BatchId(3)) == [(30, 2)]
+
+
+def test_a_use_waits_for_what_is_booked_ahead_of_it_and_not_yet_over(book: Book) -> None:
+    a, b, c = member(book, "a"), member(book, "b"), member(book, "c")
+    reserve(book, 1, PathHop(a, 0, 0, 0, 10), PathHop(c, 10, 5, 15, 10))
+    reserve(book, 2, PathHop(b, 0, 0, 0, 12), PathHop(c, 15, 5, 25, 10))
+    assert book.start_windows(BatchId(2)) == [(0, 0), (15, 1), (25, 1)]
+    book.correct(BatchId(1), 0, 0, 10)
+    book.correct(BatchId(1), 1, 10, 15, transfer=True)
+    assert book.start_windows(BatchId(2)) == [(0, 0), (0, 0), (25, 1)]

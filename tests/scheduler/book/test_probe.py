@@ -1,6 +1,8 @@
-"""The fast probe against PPipe's Algorithm 2 written out literally."""
+"""The fast probe against PPipe's Algorithm 2 written out literally, and against every path."""
 
 from __future__ import annotations
+
+from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +50,23 @@ def literal_probe(
     return t_g, wait, path
 
 
+def earliest_finish(legs: tuple[ProbeStage, ...], rows: int, now: int) -> int:
+    """Tries every combination of members."""
+    finishes = []
+    for members in product(*(leg.pool.members for leg in legs)):
+        moment = now
+        for position, (leg, member) in enumerate(zip(legs, members, strict=True)):
+            before = members[position - 1]
+            if position and leg.row_bytes and member.agent != before.agent:
+                speed = min(before.bytes_per_second, member.bytes_per_second)
+                length = -(-leg.row_bytes * rows * NANOSECONDS_PER_SECOND // speed)
+                moment = length + earliest_slot([before.uplink, member.downlink], moment, length)
+            spent = member.gpu.with_steps(moment, leg.compute_ns[rows - 1])
+            moment = spent + earliest_slot([member.gpu], moment, spent)
+        finishes.append(moment)
+    return min(finishes)
+
+
 def plain(step: PathHop) -> tuple[str, int, int, int, int]:
     return (
         str(step.member.agent),
@@ -90,11 +109,12 @@ def clusters(draw: st.DrawFn) -> tuple[Book, tuple[ProbeStage, ...]]:
 
 @settings(max_examples=300)
 @given(clusters(), st.data())
-def test_probe_equals_algorithm_2_written_out_on_any_book(
+def test_probe_ends_first_of_all_paths_and_as_algorithm_2_where_that_does(
     cluster: tuple[Book, tuple[ProbeStage, ...]], data: st.DataObject
 ) -> None:
     book, legs = cluster
     now = 0
+    prompts = False
     for batch in range(1, data.draw(st.integers(1, 25)) + 1):
         now += data.draw(st.integers(0, 4))
         rows = data.draw(st.integers(1, 4))
@@ -102,13 +122,19 @@ def test_probe_equals_algorithm_2_written_out_on_any_book(
             member = data.draw(st.sampled_from(legs[0].pool.members))
             steps = data.draw(st.sampled_from([(0, 0), (3, 512), (9, 4096)]))
             chunk = data.draw(st.integers(0, 8)) if steps[0] else 0
+            prompts = prompts or chunk > 0
             member.gpu.take_steps(*steps, chunk, now + 5 if chunk else 0)
         # From any stage on, so that devices get gaps that are not at their end.
         part = legs[data.draw(st.integers(0, len(legs) - 1)) :]
         finish, wait, path = literal_probe(part, rows, now)
         found = PoolChain(part).probe(rows, now)
-        assert [plain(step) for step in found.steps] == path
-        assert (found.finish_ns, found.wait_ns) == (finish, wait)
+        if prompts:  # a batch may end earlier there that comes later, which no label tells
+            assert found.finish_ns <= finish
+        else:
+            assert found.finish_ns == earliest_finish(part, rows, now)
+        if found.finish_ns == finish:
+            assert [plain(step) for step in found.steps] == path
+            assert found.wait_ns == wait
         book.reserve(BatchId(batch), found.steps, now + 1000)
         if data.draw(st.integers(0, 3)) == 0:
             book.release(BatchId(data.draw(st.integers(1, batch))))

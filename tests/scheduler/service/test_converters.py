@@ -77,6 +77,27 @@ def test_reports_become_intervals_of_our_clock() -> None:
     assert wire_messages.stage_reported(report, NOW).transfer_start_ns is None
 
 
+def test_starts_become_moments_of_our_clock() -> None:
+    start = scheduler_pb2.StageStart(batch_id=1, position=2, started_ago_ns=10, is_transfer=True)
+    assert wire_messages.stage_started(start, NOW) == events.StageStarted(
+        BatchId(1), 2, NOW - 10, True
+    )
+
+
+def test_a_hop_is_sent_with_its_windows() -> None:
+    part = PartitionKey(MODEL, 0, 2)
+    hop = events.PlannedHop(
+        AgentId("a"), part, NOW + 50, 20, NOW + 30, 10, 0, NOW + 45, BatchId(7), NOW + 25
+    )
+    sent = wire_messages.hop_message(hop)
+    assert (sent.reserved_start_ns, sent.reserved_duration_ns) == (NOW + 50, 20)
+    assert (sent.earliest_start_ns, sent.behind_batch_id) == (NOW + 45, 7)
+    assert (sent.transfer_start_ns, sent.transfer_duration_ns) == (NOW + 30, 10)
+    assert sent.transfer_earliest_ns == NOW + 25
+    unsent = wire_messages.hop_message(events.PlannedHop(AgentId("a"), part, NOW, 20, NOW))
+    assert (unsent.transfer_start_ns, unsent.transfer_duration_ns) == (0, 0)
+
+
 def test_a_failure_names_an_agent_or_nobody() -> None:
     failure = common_pb2.Failure(reason="PARTITION_LOST", message="gone", retryable=True)
     assert wire_messages.batch_failed(3, failure).agent is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,9 @@ _AHEAD = 2
 """The most jobs at the thread: one that runs, and one to be started next without a delay."""
 _MOST_IN_A_ROW = 16
 """The most short batches that are computed on the event loop before it gets to other work."""
+_NS = 1_000_000_000
+_REMEMBERED = 256
+"""Number of batches of which the feeder knows that they were computed."""
 _BATCHES_PER_STEP = 8
 """While batches are always ready, one other job is computed after this many of them."""
 
@@ -93,6 +97,9 @@ class ReadyQueue:
 class Feeder:
     """Chooses the job that is computed next.
 
+    A batch whose window is not open yet waits, unless the batch that is booked ahead of it has been
+    computed: the device is kept free for that one.
+
     It has no task: whatever makes room at the thread or needs it feeds the thread at once. A short
     batch is computed at once, on the event loop, if the thread has nothing to do: the two wake-ups
     that the thread costs are more than the batch.
@@ -122,6 +129,12 @@ class Feeder:
         self._crashed: asyncio.Future[None] | None = None
         self._is_feeding = False
         self._in_a_row = 0
+        self._alarm: asyncio.TimerHandle | None = None
+        """Feeds the thread when the window of the most urgent batch opens."""
+        self._past: OrderedDict[int, None] = OrderedDict()
+        """The last batches that were computed or cancelled."""
+        self.begins: Callable[[Batch], None] = _nothing
+        """Called when the thread is about to begin a batch."""
         self.compute_here: Callable[[Batch], bool] | None = None
         """Computes and delivers a batch on the event loop; returns False if the device is taken.
         None if everything is computed on the thread."""
@@ -141,6 +154,7 @@ class Feeder:
 
     def close(self) -> None:
         """Forgets all jobs that are not at the thread."""
+        self._silence()
         self._ready = ReadyQueue()
         self._steps.clear()
 
@@ -172,6 +186,14 @@ class Feeder:
         self._inside.remove(job)
         if isinstance(job, Batch):
             self._unpushed += 1
+            self._pass(job.batch_id)
+        if self._inside:
+            self._begin(self._inside[0])
+        self._feed()
+
+    def passed(self, batch_id: int) -> None:
+        """Notes that a batch will not be computed here any more."""
+        self._pass(batch_id)
         self._feed()
 
     def pushed(self) -> None:
@@ -190,25 +212,61 @@ class Feeder:
                 and self._unpushed + len(self._inside) <= self._max_unpushed
                 and self._in_a_row < _MOST_IN_A_ROW
             ):
-                batch = None
-                if not self._steps or self._since_step < _BATCHES_PER_STEP:
-                    batch = self._ready.peek()
-                    if batch is not None and self._inside and self._is_for_here(batch):
-                        return  # it is computed here when the thread is done
-                    batch = self._ready.pop()
-                if batch is not None:
-                    self._prepare(batch)
-                elif self._steps:
-                    self._since_step = 0
-                    self._offer(self._steps.popleft())
-                else:
+                job = self._choose()
+                if job is None:
                     return
+                if isinstance(job, Batch):
+                    self._prepare(job)
+                else:
+                    self._offer(job)
         except Exception as error:
             # Whoever made room is not to blame; the process ends for it (`BatchEngine.failed`).
             if self._crashed is not None and not self._crashed.done():
                 self._crashed.set_exception(error)
         finally:
             self._is_feeding = False
+
+    def _choose(self) -> Job | None:
+        """Removes and returns the job that is next; None if there is none for the thread now."""
+        if not self._steps or self._since_step < _BATCHES_PER_STEP:
+            batch = self._ready.peek()
+            if batch is not None and not self._must_wait(batch):
+                if self._inside and self._is_for_here(batch):
+                    return None  # it is computed here when the thread is done
+                return self._ready.pop()
+        if not self._steps:
+            return None
+        self._since_step = 0
+        return self._steps.popleft()
+
+    def _must_wait(self, batch: Batch) -> bool:
+        """Returns whether the device is kept free for another batch, and looks again in time."""
+        left_ns = batch.earliest_ns - time.monotonic_ns() if batch.earliest_ns else 0
+        if left_ns <= 0 or self._is_past(batch.hop.behind_batch_id):
+            return False
+        self._silence()
+        self._alarm = asyncio.get_running_loop().call_later(left_ns / _NS, self._feed)
+        return True
+
+    def _is_past(self, batch_id: int) -> bool:
+        """Returns whether a batch has been computed, or is before whatever comes to the thread."""
+        if batch_id in self._past:
+            return True
+        return any(isinstance(job, Batch) and job.batch_id == batch_id for job in self._inside)
+
+    def _pass(self, batch_id: int) -> None:
+        self._past[batch_id] = None
+        if len(self._past) > _REMEMBERED:
+            self._past.popitem(last=False)
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _begin(self, job: Job) -> None:
+        if isinstance(job, Batch):
+            self.begins(job)
 
     def _prepare(self, batch: Batch) -> None:
         """Stages the outputs of the most urgent batch and hands it to the thread."""
@@ -245,6 +303,8 @@ class Feeder:
         assert self._thread is not None
         self._inside.append(job)
         self._thread.offer(job)
+        if len(self._inside) == 1:
+            self._begin(job)
 
     def _take_back(self, batch: Batch) -> None:
         assert self._thread is not None
@@ -252,6 +312,10 @@ class Feeder:
             self._inside.remove(batch)
             unstage(batch)
             self._ready.push(batch)
+
+
+def _nothing(_: Batch) -> None:
+    """Default for callbacks that have nothing to do."""
 
 
 def unstage(batch: Batch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,7 @@ from catenary_lab.pools import compared
 from catenary_lab.pools.problems import single_model, with_gpus
 from catenary_lab.pools.reactive import ReactiveDispatcher
 from catenary_lab.pools.reference import reference_plan
+from catenary_lab.scenarios.pools.fluid_bound import fluid_bound
 from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
@@ -92,6 +93,8 @@ class Served:
     models: tuple[ModelResult, ...]
     base_rps: Mapping[str, float]
     utilisation: Mapping[str, float]
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """Load factors that no scheduler exceeds on the plan, by model; of a search only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ class LoadFactorJob:
             return Served((), {}, {})
         found = search(setting, options, self.search)
         models = tuple(found.models[model.model.name] for model in setting.plan.models)
-        return Served(models, options.base_rps, found.utilisation)
+        bounds = fluid_bound(setting, options, self.search)
+        return Served(models, options.base_rps, found.utilisation, bounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class Entry:
     seed: int
     model: str
     load_factor: float
+    bound: float
+    """Load factor that no scheduler exceeds on the plan, even if it knows all arrivals."""
     served_rps: float
     attainment: float
     mean_batch: float | None
@@ -73,6 +75,7 @@ def entries(scenario: LoadFactors | Utilisation, context: Context, results: Resu
             job.load.seed,
             model.name,
             model.load_factor,
+            results[job].bounds[model.name],
             model.load_factor * results[job].base_rps[model.name],
             model.attainment,
             model.mean_batch,
@@ -145,6 +148,12 @@ def _factor(found: Sequence[Entry], label: str, cluster: str) -> float | None:
     )
 
 
+def _bound(found: Sequence[Entry], label: str, cluster: str) -> float | None:
+    return mean(
+        [each.bound for each in found if each.policy == label and cluster in (ALL, each.cluster)]
+    )
+
+
 def _table(
     scenario: LoadFactors,
     context: Context,
@@ -158,6 +167,8 @@ def _table(
     for policy in scenario.policies:
         ours = [_factor(found, policy.label, column) for column in columns]
         rows.append((policy.label, *ours))
+        bounds = [_bound(found, policy.label, column) for column in columns]
+        rows.append((f"- bound on {policy.label}", *bounds))
         scheduler = published.scheduler_of(policy)
         if scheduler is not None and measured and scenario.base_rps == "reference":
             theirs = [_theirs(measured, scheduler, found, clusters, each) for each in columns]

@@ -174,7 +174,9 @@ Global___DeviceFacts: _TypeAlias = DeviceFacts  # noqa: Y015
 
 @_typing.final
 class Hop(_message.Message):
-    """One hop of a route: which partition runs on which agent, and when its device is booked."""
+    """One hop of a route: which partition runs on which agent, and when device and links are booked.
+    Moments are of the scheduler's clock, which its heartbeats tell.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -185,6 +187,11 @@ class Hop(_message.Message):
     LAST_BLOCK_FIELD_NUMBER: _builtins.int
     RESERVED_START_NS_FIELD_NUMBER: _builtins.int
     RESERVED_DURATION_NS_FIELD_NUMBER: _builtins.int
+    EARLIEST_START_NS_FIELD_NUMBER: _builtins.int
+    BEHIND_BATCH_ID_FIELD_NUMBER: _builtins.int
+    TRANSFER_START_NS_FIELD_NUMBER: _builtins.int
+    TRANSFER_DURATION_NS_FIELD_NUMBER: _builtins.int
+    TRANSFER_EARLIEST_NS_FIELD_NUMBER: _builtins.int
     agent_id: _builtins.str
     model: _builtins.str
     model_version: _builtins.str
@@ -192,8 +199,19 @@ class Hop(_message.Message):
     """Blocks [first_block, last_block)."""
     last_block: _builtins.int
     reserved_start_ns: _builtins.int
-    """Start of the device reservation on the scheduler's clock; agents use it only to order batches."""
+    """The device reservation. Batches that are ready are computed in the order of their starts."""
     reserved_duration_ns: _builtins.int
+    earliest_start_ns: _builtins.int
+    """Nothing is booked on the device between this moment and the start: the batch may be computed
+    from then on, or once the batch that is booked ahead has been. 0: at once.
+    """
+    behind_batch_id: _builtins.int
+    transfer_start_ns: _builtins.int
+    """The reservation of the links for the transfer into this hop, and the moment from which nothing is
+    booked on them until its start. 0: none.
+    """
+    transfer_duration_ns: _builtins.int
+    transfer_earliest_ns: _builtins.int
     def __init__(
         self,
         *,
@@ -204,10 +222,15 @@ class Hop(_message.Message):
         last_block: _builtins.int = ...,
         reserved_start_ns: _builtins.int = ...,
         reserved_duration_ns: _builtins.int = ...,
+        earliest_start_ns: _builtins.int = ...,
+        behind_batch_id: _builtins.int = ...,
+        transfer_start_ns: _builtins.int = ...,
+        transfer_duration_ns: _builtins.int = ...,
+        transfer_earliest_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "first_block", b"first_block", "last_block", b"last_block", "model", b"model", "model_version", b"model_version", "reserved_duration_ns", b"reserved_duration_ns", "reserved_start_ns", b"reserved_start_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "behind_batch_id", b"behind_batch_id", "earliest_start_ns", b"earliest_start_ns", "first_block", b"first_block", "last_block", b"last_block", "model", b"model", "model_version", b"model_version", "reserved_duration_ns", b"reserved_duration_ns", "reserved_start_ns", b"reserved_start_ns", "transfer_duration_ns", b"transfer_duration_ns", "transfer_earliest_ns", b"transfer_earliest_ns", "transfer_start_ns", b"transfer_start_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

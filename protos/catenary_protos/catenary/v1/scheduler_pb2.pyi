@@ -395,6 +395,7 @@ class SubmitSession(_message.Message):
     PER_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
     WAITED_NS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     model: _builtins.str
     model_version: _builtins.str
@@ -419,6 +420,13 @@ class SubmitSession(_message.Message):
     def progress(self) -> Global___SessionProgress:
         """After a scheduler change: what it has generated so far, and how long that took."""
 
+    @_builtins.property
+    def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One number for each whole block of the prompt, made of all its tokens up to the block's end
+        (services/catenary_services/domain/prefixes.py): prompts that begin alike have the first ones in
+        common.
+        """
+
     def __init__(
         self,
         *,
@@ -436,10 +444,11 @@ class SubmitSession(_message.Message):
         per_token_slo_ns: _builtins.int = ...,
         waited_ns: _builtins.int = ...,
         progress: Global___SessionProgress | None = ...,
+        prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "first_token_slo_ns", b"first_token_slo_ns", "max_tokens", b"max_tokens", "model", b"model", "model_version", b"model_version", "per_token_slo_ns", b"per_token_slo_ns", "priority", b"priority", "progress", b"progress", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "session_id", b"session_id", "traceparent", b"traceparent", "waited_ns", b"waited_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "first_token_slo_ns", b"first_token_slo_ns", "max_tokens", b"max_tokens", "model", b"model", "model_version", b"model_version", "per_token_slo_ns", b"per_token_slo_ns", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "progress", b"progress", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "session_id", b"session_id", "traceparent", b"traceparent", "waited_ns", b"waited_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -455,12 +464,15 @@ class SessionProgress(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
     DECODE_NS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     generated_tokens: _builtins.int
     first_token_ns: _builtins.int
     """From the request's arrival to its first token."""
     decode_ns: _builtins.int
     """From the first token to the last one so far."""
+    cached_tokens: _builtins.int
+    """Tokens that were not computed where it began, but cached by sessions before."""
     def __init__(
         self,
         *,
@@ -468,10 +480,11 @@ class SessionProgress(_message.Message):
         generated_tokens: _builtins.int = ...,
         first_token_ns: _builtins.int = ...,
         decode_ns: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ns", b"decode_ns", "first_token_ns", b"first_token_ns", "generated_tokens", b"generated_tokens", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decode_ns", b"decode_ns", "first_token_ns", b"first_token_ns", "generated_tokens", b"generated_tokens", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,20 +564,26 @@ class RequestFinished(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     @_builtins.property
     def progress(self) -> Global___SessionProgress:
         """Of a request that generated text: all of it."""
+
+    @_builtins.property
+    def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in SubmitSession, for the blocks of prompt and answer behind those of the prompt alone."""
 
     def __init__(
         self,
         *,
         request_id: _builtins.int = ...,
         progress: Global___SessionProgress | None = ...,
+        prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix_hashes", b"prefix_hashes", "progress", b"progress", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -726,6 +745,9 @@ class Heartbeat(_message.Message):
 
     STEPS_FIELD_NUMBER: _builtins.int
     FETCHES_FIELD_NUMBER: _builtins.int
+    CLOCK_NS_FIELD_NUMBER: _builtins.int
+    clock_ns: _builtins.int
+    """Only of schedulers: their clock when this is sent, on which times are booked. 0: not said."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepInHand]:
         """Only of agents: what their threads compute now. A step that does not end shows here, since
@@ -741,10 +763,11 @@ class Heartbeat(_message.Message):
         *,
         steps: _abc.Iterable[Global___StepInHand] | None = ...,
         fetches: _abc.Iterable[Global___ContentFetch] | None = ...,
+        clock_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetches", b"fetches", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ns", b"clock_ns", "fetches", b"fetches", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1421,6 +1444,7 @@ class AgentMessage(_message.Message):
     HOLDINGS_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
     LINK_MEASURED_FIELD_NUMBER: _builtins.int
+    STAGE_START_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AgentHello: ...
     @_builtins.property
@@ -1453,6 +1477,8 @@ class AgentMessage(_message.Message):
     def ending(self) -> Global___Ending: ...
     @_builtins.property
     def link_measured(self) -> Global___LinkMeasured: ...
+    @_builtins.property
+    def stage_start(self) -> Global___StageStart: ...
     def __init__(
         self,
         *,
@@ -1472,12 +1498,13 @@ class AgentMessage(_message.Message):
         holdings: Global___Holdings | None = ...,
         ending: Global___Ending | None = ...,
         link_measured: Global___LinkMeasured | None = ...,
+        stage_start: Global___StageStart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report", "stage_start", b"stage_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_failed", b"batch_failed", "caches_sent", b"caches_sent", "drained", b"drained", "ending", b"ending", "generation_report", b"generation_report", "heartbeat", b"heartbeat", "hello", b"hello", "holdings", b"holdings", "kind", b"kind", "link_measured", b"link_measured", "order_refused", b"order_refused", "partition_failed", b"partition_failed", "partition_loaded", b"partition_loaded", "session_failed", b"session_failed", "session_moved", b"session_moved", "sessions_closed", b"sessions_closed", "stage_report", b"stage_report", "stage_start", b"stage_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings", "ending", "link_measured"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "heartbeat", "stage_report", "batch_failed", "partition_loaded", "partition_failed", "drained", "order_refused", "sessions_closed", "session_failed", "generation_report", "session_moved", "caches_sent", "holdings", "ending", "link_measured", "stage_start"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1966,7 +1993,9 @@ class GenerationReport(_message.Message):
     lone_context_tokens: _builtins.int
     lone_ns: _builtins.int
     cached_block_tokens: _builtins.int
-    """In its caches now: tokens, each counted once per block it is cached in."""
+    """In the caches of its sessions now: tokens, each counted once per block it is cached in. What is
+    kept beside them of sessions that are over (docs/adr/0067) does not count: it gives way.
+    """
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     def __init__(
@@ -2069,6 +2098,38 @@ class StageReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StageReport: _TypeAlias = StageReport  # noqa: Y015
+
+@_typing.final
+class StageStart(_message.Message):
+    """A transfer or a computation began at another moment than booked. The report of its end follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    STARTED_AGO_NS_FIELD_NUMBER: _builtins.int
+    IS_TRANSFER_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
+    position: _builtins.int
+    started_ago_ns: _builtins.int
+    """Counted from when this is sent."""
+    is_transfer: _builtins.bool
+    """True: the transfer into the hop began, not its computation."""
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.int = ...,
+        position: _builtins.int = ...,
+        started_ago_ns: _builtins.int = ...,
+        is_transfer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "is_transfer", b"is_transfer", "position", b"position", "started_ago_ns", b"started_ago_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageStart: _TypeAlias = StageStart  # noqa: Y015
 
 @_typing.final
 class BatchFailed(_message.Message):

@@ -20,6 +20,7 @@ from catenary_scheduler.dispatch.events import (
     RequestCancelled,
     RequestCompleted,
     StageReported,
+    StageStarted,
     Tick,
     WindowReported,
     earlier,
@@ -89,6 +90,8 @@ class PooledDispatcher:
                 state.arrived(event)
             case StageReported():
                 state.stage_reported(event)
+            case StageStarted():
+                state.stage_started(event)
             case RequestCompleted():
                 state.completed(event)
             case RequestCancelled():
@@ -263,8 +266,12 @@ class PooledDispatcher:
             slices.append(BatchSlice(part.request.request_id, part.first, part.count, batch_row))
             batch_row += part.count
         route, at = decision.route, decision.path.rows - 1
-        hops = tuple(
-            PlannedHop(
+        windows = iter(self._book.start_windows(batch_id))
+        planned: list[PlannedHop] = []
+        for step, partition, leg in zip(steps, route.partitions, route.chain.legs, strict=True):
+            transfer_earliest = next(windows).earliest_ns if planned and step.transfer_ns else 0
+            earliest, behind = next(windows)
+            hop = PlannedHop(
                 step.member.agent,
                 partition,
                 step.start,
@@ -272,9 +279,12 @@ class PooledDispatcher:
                 step.transfer_start,
                 step.transfer_ns,
                 step.compute_ns - leg.compute_ns[at],
+                earliest,
+                behind,
+                transfer_earliest,
             )
-            for step, partition, leg in zip(steps, route.partitions, route.chain.legs, strict=True)
-        )
+            planned.append(hop)
+        hops = tuple(planned)
         agents = tuple([hop.agent for hop in hops])
         state.tracker.add_batch(Batch(batch_id, rows, agents, route.partitions))
         state.commands.append(

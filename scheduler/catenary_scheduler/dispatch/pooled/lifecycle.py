@@ -15,6 +15,7 @@ from catenary_scheduler.dispatch.events import (
     RequestCancelled,
     RequestCompleted,
     StageReported,
+    StageStarted,
     WindowReported,
 )
 from catenary_scheduler.dispatch.pooled.ledger import PooledLedger
@@ -145,6 +146,14 @@ class PooledLifecycle(PooledLedger):
         else:
             finish = self.book.finish(event.batch) or self.now
             self.book.confirm(event.batch, self.overdue_at(finish))
+
+    def stage_started(self, event: StageStarted) -> None:
+        """Moves what is booked for a transfer or a computation to its real start."""
+        correction = self.book.correct(
+            event.batch, event.position, event.start_ns, None, transfer=event.is_transfer
+        )
+        if correction is not None:
+            self.counters["displaced_batches"] += len(correction.displaced)
 
     def batch_failed(self, event: BatchFailed) -> None:
         """Puts the rows of a failed batch back, or answers their requests with the failure."""

@@ -155,8 +155,16 @@ def report(batch: int, **changes: Any) -> Up:
     return Up(stage_report=scheduler_pb2.StageReport(**{**known, **changes}))
 
 
+def start(batch: int, **changes: Any) -> Up:
+    known = {"batch_id": batch, "started_ago_ns": 1}
+    return Up(stage_start=scheduler_pb2.StageStart(**{**known, **changes}))
+
+
 AGENTS_LIES: dict[str, Callable[[int], Up]] = {
     "a report of a batch of another agent": report,
+    "the start of a batch of another agent": start,
+    "the start of a transfer into the first hop": lambda batch: start(batch, is_transfer=True),
+    "the start of a batch that was never given out": lambda batch: start(batch + 1_000),
     "a failure of a batch of another agent": lambda batch: Up(
         batch_failed=scheduler_pb2.BatchFailed(batch_id=batch, failure=failure())
     ),
@@ -212,6 +220,8 @@ async def test_a_batch_cannot_have_run_before_it_was_ordered(
         batch = (await gateway.dispatched(1)).batch_id
         await agent.send(report(batch, compute_ns=3_600_000 * MS))
         await until(lambda: counted(process, "agent") == 1, "it is counted")
+        await agent.send(start(batch, started_ago_ns=3_600_000 * MS))
+        await until(lambda: counted(process, "agent") == 2, "it is counted again")
         assert batch in process.leader(0).in_flight
         await agent.report(batch, 0)
         await until(lambda: batch not in process.leader(0).in_flight, "the truth is believed")
