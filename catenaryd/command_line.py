@@ -180,7 +180,7 @@ def main() -> None:
             cli.invoke(context)
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
         error.show()

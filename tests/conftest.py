@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
@@ -38,6 +39,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets what it starts in the background ignore Ctrl-C, and so do all who descend from it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("fast"):
         sys.path_hooks.insert(0, _sources_only)
         sys.path_importer_cache.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from click.testing import CliRunner
 from catenary_agent.settings import AgentSettings
 from catenary_scheduler.settings import SchedulerSettings
 from catenary_services.settings import USUAL_REPOSITORY
-from catenaryd.command_line import LAZY_COMMANDS, cli
+from catenaryd.command_line import LAZY_COMMANDS, cli, main
 from catenaryd.local.local_cluster import ClusterOptions
 from cluster_harness import ROOT, environment
 
@@ -69,6 +70,17 @@ def test_the_list_of_commands_says_what_their_own_help_says() -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert entry.short_help == command.get_short_help_str(limit=200)
+
+
+def test_ctrl_c_is_an_exit_code_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = click.Command(
+        "interrupted", callback=lambda: signal.raise_signal(signal.SIGINT), params=[]
+    )
+    monkeypatch.setitem(cli.commands, "interrupted", interrupted)
+    monkeypatch.setattr(sys, "argv", ["catenaryd", "interrupted"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 def test_listing_the_commands_imports_none_of_them() -> None:

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.models import ensure_model
 from catenaryd.demo.plans import demo_placement
-from cluster_harness import MODEL, RunningCluster, running_cluster
+from cluster_harness import RunningCluster, running_cluster
+from fault_cluster import install_images
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     data_dir = tmp_path_factory.mktemp("cluster")
-    key = ensure_model(data_dir / "models", MODEL)
+    key = install_images(data_dir / "models")
     blocks = ModelRepository(data_dir / "models").block_table(key).blocks
     with running_cluster(data_dir, placement=demo_placement(blocks)) as running:
         yield running

@@ -20,10 +20,10 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
 from catenary_services.store.kept import KeptVersion, is_kept
 from catenaryd.demo.demo_models import preprocess, sample_photographs
-from catenaryd.demo.models import ensure_model
 from catenaryd.demo.photographs import unsplit_logits
 from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
 from cluster_harness import MODEL
+from fault_cluster import install_images
 from language_model import KEY, answer_to, install, ring_placement
 from language_model import MODEL as CHAT_MODEL
 from small_models.prompts import PROMPTS
@@ -49,7 +49,7 @@ async def cluster(data_dir: Path, owner: str) -> AsyncIterator[LocalCluster]:
     """Runs a cluster in which only the scheduler and `owner` have the models."""
     models = data_dir / "models"
     install(models)
-    vision = ensure_model(models, MODEL)
+    vision = install_images(models)
     plan = data_dir / "plan.json"
     plan.write_text(json.dumps(placement(ModelRepository(models).block_table(vision).blocks)))
     running = LocalCluster(

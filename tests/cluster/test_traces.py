@@ -12,9 +12,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 import catenary
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo_models import preprocess, sample_photographs
-from catenaryd.demo.models import ensure_model
 from catenaryd.demo.plans import demo_placement
 from cluster_harness import MODEL, running_cluster, wait_until
+from fault_cluster import install_images
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -47,7 +47,7 @@ def test_one_request_is_one_tree_over_every_process(tmp_path: Path) -> None:
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    key = ensure_model(tmp_path / "models", MODEL)
+    key = install_images(tmp_path / "models")
     blocks = ModelRepository(tmp_path / "models").block_table(key).blocks
     telemetry = {"otlp_endpoint": f"http://127.0.0.1:{port}", "trace_sample_ratio": 1.0}
     config = dict.fromkeys(("gateway", "scheduler", "agent"), telemetry)

@@ -17,9 +17,9 @@ import pytest
 import catenary
 from catenary_lab.live.cluster import EMULATED, LiveCluster
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.demo.models import ensure_model
 from catenaryd.local.local_cluster import ClusterOptions
 from cluster_harness import MODEL
+from fault_cluster import install_images
 
 SLOWDOWN = 150.0
 DEVICES = ("L4", "P4", "P4")
@@ -30,7 +30,7 @@ LONGEST_S = 90.0
 
 
 def options(folder: Path) -> ClusterOptions:
-    key = ensure_model(folder / "models", MODEL)
+    key = install_images(folder / "models")
     repository = ModelRepository(folder / "models")
     repository.write_manifest(replace(repository.manifest(key), slo_ns=SLO_NS))
     agents = tuple(

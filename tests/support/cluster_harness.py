@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from catenary.types import ClusterStatus
@@ -53,9 +54,21 @@ class RunningCluster:
     def admin(self) -> str:
         return str(self.facts["admin"])
 
+    def pid_of(self, name: str) -> int:
+        """Returns the pid of a child, of "redis", or of a scheduler by its id."""
+        if name == "redis":
+            return redis_pid(self.data_dir)
+        child = "scheduler" if name == "scheduler-0" else name
+        return int(self.facts["pids"][child])
+
+    def scheduler_port(self, name: str = "scheduler-0") -> int:
+        """Returns the port of a scheduler that agents and gateways are told; it has others."""
+        words = psutil.Process(self.pid_of(name)).cmdline()
+        return int(words[words.index("--port") + 1])
+
     def kill(self, name: str) -> int:
-        """Sends SIGKILL to a child (or "redis") and returns the pid it had."""
-        pid = redis_pid(self.data_dir) if name == "redis" else int(self.facts["pids"][name])
+        """Sends SIGKILL to the process that `pid_of` names and returns the pid it had."""
+        pid = self.pid_of(name)
         os.kill(pid, signal.SIGKILL)
         return pid
 

@@ -450,9 +450,21 @@ def shared_models() -> Path:
     return folder
 
 
+def install_images(root: Path) -> ModelKey:
+    """Puts the model for photographs, cut into blocks, into the repository at `root`.
+
+    Exporting and cutting it would take a core for a quarter of a minute, in every test anew.
+    """
+    unused = shutil.ignore_patterns(".parts")  # those who serve from the original write there
+    shutil.copytree(shared_models() / IMAGES, root / IMAGES, ignore=unused)
+    return ModelKey(IMAGES, "1")
+
+
 def _sources() -> Iterable[Path]:
     yield ROOT / "catenaryd" / "demo" / "demo_models.py"
     yield ROOT / "tests" / "support" / "tiny_language_models.py"
+    for folder in ("preparing", "partitioning", "decoders/importing"):
+        yield from sorted((ROOT / "gpu_agent" / "catenary_agent" / folder).glob("*.py"))
 
 
 def _make_models(folder: Path) -> None:

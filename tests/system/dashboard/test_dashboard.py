@@ -24,10 +24,10 @@ import catenary
 import figures
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo_models import sample_photographs
-from catenaryd.demo.models import ensure_model
 from catenaryd.demo.plans import demo_placement
 from cluster_harness import MODEL, RunningCluster, running_cluster
 from deployed.browser import PHONE, Tab, binary, open_tab
+from fault_cluster import install_images
 from language_model import MODEL as LANGUAGE_MODEL
 from language_model import install
 
@@ -104,7 +104,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
     binary()  # skips before anything is started
     folder = tmp_path_factory.mktemp("dashboard")
     install(folder / "models")
-    key = ensure_model(folder / "models", MODEL)
+    key = install_images(folder / "models")
     placement = demo_placement(ModelRepository(folder / "models").block_table(key).blocks)
     cuts = (0, 10, 20, BLOCKS)
     hops = [{"agent": agent, "blocks": [cuts[at], cuts[at + 1]]} for at, agent in enumerate(AGENTS)]

@@ -8,9 +8,9 @@ import signal
 import time
 import urllib.request
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 import catenary
 import figures
@@ -25,7 +25,11 @@ from fault_cluster import (
 )
 from machine_faults.fault_load import Load, prepared_load
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 BEFORE_S, AFTER_S = 3.0, 8.0
 TAKEOVER_LIMIT_S = 3.0
@@ -33,10 +37,22 @@ HANDOVER_LIMIT_S = 1.5
 PAUSED_S = 6.0
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
-    async with fault_cluster(tmp_path) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FaultCluster]:
+    async with fault_cluster(tmp_path_factory.mktemp("schedulers")) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def cluster(shared: FaultCluster) -> FaultCluster:
+    """The cluster of all tests here, with both schedulers, whatever the last one did to them."""
+    for name in ("scheduler-0", "scheduler-1"):
+        if not shared[name].is_running:
+            shared[name].start()
+        shared[name].signal(signal.SIGCONT)
+        await until(lambda at=name: answers(shared, at), 30.0, f"{name} being there")
+    await ready(shared)
+    return shared
 
 
 async def leader_of(client: catenary.AsyncClient) -> catenary.ClusterStatus:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +18,9 @@ import pytest
 import catenary
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo_models import preprocess, sample_photographs
-from catenaryd.demo.models import ensure_model
 from catenaryd.demo.plans import demo_placement
-from cluster_harness import MODEL, RunningCluster, running_cluster
+from cluster_harness import MODEL, RunningCluster, running_cluster, wait_until
+from fault_cluster import install_images
 
 pytestmark = pytest.mark.system
 
@@ -32,12 +31,29 @@ GRACE_S = 0.5
 """How much later than its deadline an answer may reach the client on two busy cores."""
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    key = ensure_model(tmp_path / "models", MODEL)
-    blocks = ModelRepository(tmp_path / "models").block_table(key).blocks
-    with running_cluster(tmp_path, placement=demo_placement(blocks)) as running:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    folder = tmp_path_factory.mktemp("faults")
+    key = install_images(folder / "models")
+    blocks = ModelRepository(folder / "models").block_table(key).blocks
+    with running_cluster(folder, placement=demo_placement(blocks)) as running:
         yield running
+
+
+@pytest.fixture
+def cluster(shared: RunningCluster) -> RunningCluster:
+    """The cluster of all tests here, once whoever the last one killed is back; none dies twice."""
+    with catenary.Client(shared.grpc, admin_target=shared.admin) as client:
+        wait_until(lambda: is_whole(client), 90.0, "everybody being back")
+    return shared
+
+
+def is_whole(client: catenary.Client) -> bool:
+    try:
+        status = client.status()
+    except catenary.CatenaryError:
+        return False
+    return status.redis_connected and [a.state for a in status.agents] == ["ready"] * 3
 
 
 @dataclass

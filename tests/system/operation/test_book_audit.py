@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc.aio
-import psutil
 import pytest
 import redis
 
@@ -111,7 +110,9 @@ async def test_a_gateway_killed_with_streams_leaves_nothing_in_the_book(
 
 async def test_what_a_lying_gateway_leaves_behind_is_given_back(cluster: RunningCluster) -> None:
     """It starts sessions that it never opens, says that it did, then that it wants none."""
-    liar = FakeGateway(scheduler_port(cluster), "liar")
+    async with catenary.AsyncClient(cluster.grpc, admin_target=cluster.admin) as client:
+        leader = (await client.status()).scheduler_id
+    liar = FakeGateway(cluster.scheduler_port(leader), "liar")
     await liar.start()
     asking = asyncio.create_task(streams(cluster.grpc, 2))
     await until(lambda: liar.serves(MODEL), "it is told of the model", 30.0)
@@ -169,16 +170,6 @@ def put_stale_rows(cluster: RunningCluster) -> None:
         row = f"{start_ns} {start_ns + second_ns} {start_ns + 600 * second_ns} 0"
         client.hset(keys.table(f"book:{resource}"), f"{number}:0", row)
     client.close()
-
-
-def scheduler_port(cluster: RunningCluster) -> int:
-    """Returns the port of the scheduler that leads, which agents and gateways connect to."""
-    with catenary.Client(cluster.grpc, admin_target=cluster.admin) as client:
-        leader = client.status().scheduler_id
-    process = psutil.Process(int(cluster.facts["pids"][leader]))
-    listening = [each for each in process.net_connections("tcp") if each.status == "LISTEN"]
-    assert len(listening) == 1, listening
-    return int(listening[0].laddr.port)
 
 
 async def beats(gateway: FakeGateway) -> None:

@@ -23,8 +23,8 @@ from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.profile import DeviceProfile, ModelProfile
 from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo_models import preprocess, sample_photographs
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
+from fault_cluster import install_images
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -141,7 +141,7 @@ def in_words(switch: catenary.PlanSwitch) -> str:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    ensure_model(tmp_path / "models", MODEL)
+    install_images(tmp_path / "models")
     config = {
         "agent": {"memory_bytes": MEMORY_BYTES},
         # Agents that load, measure and serve on two cores are late, not lost.
@@ -228,7 +228,7 @@ def add_profile(root: Path, key: ModelKey) -> None:
 async def test_the_pooled_planner_serves_and_plans_anew_without_a_killed_agent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_profile(tmp_path / "models", ensure_model(tmp_path / "models", MODEL))
+    add_profile(tmp_path / "models", install_images(tmp_path / "models"))
     # The second agent stays away for longer than the planner waits for it.
     config = {
         "scheduler": {"replan_after_s": 0.0, "overdue_grace_ms": 2_000},

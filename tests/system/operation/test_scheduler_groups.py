@@ -7,6 +7,7 @@ neither images, which go to whole batches, nor texts, which go on token by token
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,18 +19,13 @@ import numpy as np
 import pytest
 
 import catenary
-from catenary_agent.decoders.importing.importing import ImportOptions, import_decoder
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
-from catenary_services.domain.ids import ModelKey
-from catenary_services.models.model_repository import ModelRepository
 from catenaryd.demo.demo_models import preprocess, sample_photographs
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
-from tiny_language_models import write_folder
+from fault_cluster import TEXTS, shared_models
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
-TINY = ModelKey("tiny", "1")
 AGENTS, GROUPS = 4, 2
 IMAGES_PER_S, TEXTS_PER_S = 8.0, 2.0
 BEFORE_S, AFTER_S = 4.0, 14.0
@@ -40,17 +36,14 @@ LEASE_S, GRACE_S = 2.0, 0.5
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    ensure_model(tmp_path / "models", MODEL)
-    write_folder(tmp_path / "source", "llama3")
-    repository = ModelRepository(tmp_path / "models")
-    import_decoder(repository, tmp_path / "source", TINY, ImportOptions(session_tokens=128))
+    shutil.copytree(shared_models(), tmp_path / "models")
     config = {
         "scheduler": {"lease_s": LEASE_S, "takeover_grace_s": GRACE_S},
         "agent": {"threads": 1},
     }
     with running_cluster(
         tmp_path,
-        models=(MODEL, TINY.name),
+        models=(MODEL, TEXTS),
         agents=AGENTS,
         schedulers=2,
         groups=GROUPS,
@@ -122,7 +115,7 @@ class Load:
 
     async def _tokens(self) -> list[int]:
         request = generation_pb2.GenerateRequest(
-            model=TINY.name,
+            model=TEXTS,
             prompt="w5 w6 w7 w8 w9",
             sampling=generation_pb2.SamplingParameters(max_tokens=TOKENS, ignore_eos=True),
         )

@@ -37,8 +37,8 @@ from catenary_services.security.tls import ClientSecurity
 from catenary_services.transport.interface import EndpointAddress
 from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
 from catenary_services.transport.tcp.tcp import TcpEndpoint
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, ROOT, RunningCluster, environment, running_cluster, wait_until
+from fault_cluster import install_images
 from hostile import attacks, hostile_models
 from hostile.attacks import Target, Usage
 from hostile.attacks_from_within import CLUSTER, LIAR, identities
@@ -180,7 +180,7 @@ class Stand:
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     folder = tmp_path_factory.mktemp("attacks")
-    ensure_model(folder / "models", MODEL)
+    install_images(folder / "models")
     keys = folder / "keys.json"
     usual, attacker = (add_key(keys, name, ["infer", "view"]) for name in ("usual", "attacker"))
     spent = add_key(keys, "spent", ["infer"], {"requests_per_s": 0.1, "burst": 1})

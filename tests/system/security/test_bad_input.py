@@ -16,8 +16,8 @@ from catenary_protos.inference import grpc_predict_v2_pb2 as oip
 from catenary_protos.inference import grpc_predict_v2_pb2_grpc as oip_grpc
 from catenary_services.security.keys import add_key
 from catenaryd.demo.demo_models import preprocess, sample_photographs
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster
+from fault_cluster import install_images
 
 pytestmark = pytest.mark.system
 
@@ -51,7 +51,7 @@ class Secured:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     data_dir = tmp_path_factory.mktemp("secured")
-    ensure_model(data_dir / "models", MODEL)
+    install_images(data_dir / "models")
     key = add_key(data_dir / "keys.json", "tests", ["infer"])
     config = {
         "gateway": {"api_keys_file": str(data_dir / "keys.json"), "max_request_bytes": 4 << 20}

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 
 import catenary
 import figures
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.security.authority import CertificateAuthority
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, RunningCluster, running_cluster, wait_until
+from fault_cluster import install_images
 from language_model import install
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
@@ -38,16 +37,18 @@ EXPIRY = "catenary_certificate_expiry_seconds"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tls") / "models"
-    ensure_model(root, MODEL)
+    install_images(root)
     install(root)
     return root
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, models: Path) -> Iterator[RunningCluster]:
-    (tmp_path / "models").symlink_to(models)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[RunningCluster]:
+    """A cluster that the tests here share: what each does to it, the others stand."""
+    folder = tmp_path_factory.mktemp("rotating")
+    (folder / "models").symlink_to(models)
     with running_cluster(
-        tmp_path, models=(MODEL, CHAT), agents=2, config=OVER_TCP, tls=True
+        folder, models=(MODEL, CHAT), agents=2, config=OVER_TCP, tls=True
     ) as running:
         yield running
 
@@ -97,11 +98,6 @@ def chat(client: catenary.Client) -> None:
     assert answer.text
 
 
-def scheduler_port(cluster: RunningCluster) -> int:
-    words = psutil.Process(int(cluster.facts["pids"]["scheduler"])).cmdline()
-    return int(words[words.index("--port") + 1])
-
-
 def drain(cluster: RunningCluster, folder: Path, who: str, key: str = "") -> str:
     """Returns the status of an order to drain an agent that is not there, at the scheduler."""
     credentials = grpc.ssl_channel_credentials(
@@ -110,7 +106,7 @@ def drain(cluster: RunningCluster, folder: Path, who: str, key: str = "") -> str
         (folder / f"{who}.pem").read_bytes(),
     )
     options = [("grpc.ssl_target_name_override", "scheduler.main.catenary.internal")]
-    target = f"127.0.0.1:{scheduler_port(cluster)}"
+    target = f"127.0.0.1:{cluster.scheduler_port()}"
     metadata = (("authorization", f"Bearer {key}"),) if key else None
     with grpc.secure_channel(target, credentials, options) as channel:
         try:

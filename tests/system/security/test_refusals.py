@@ -28,9 +28,9 @@ from catenary_services.redis.redis_client import connect
 from catenary_services.security.identity import Role
 from catenary_services.security.key_file import revoke_keys
 from catenaryd.commands.redis_acl import HEALTH, SCHEDULER, VIEW, acl_file
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, running_cluster, wait_until
 from deployed.redis_servers import RedisServer
+from fault_cluster import install_images
 from hostile.refusals import Attempt, Scene, bomb, command, make_keys
 from language_model import install
 
@@ -147,7 +147,7 @@ HTTP = [
     at_endpoint("a file of the machine", "/dashboard/assets/%2fetc%2fpasswd", "404"),
     at_endpoint("status without a key", "/dashboard/v1/status", "401"),
     at_endpoint("status with a key that infers", "/dashboard/v1/status", "403", key="one"),
-    at_endpoint("several answers", COMPLETIONS, "400", key="root", body=chat(n=5)),
+    at_endpoint("too many answers", COMPLETIONS, "400", key="root", body=chat(n=129)),
     at_endpoint(
         "a prompt beyond the context",
         COMPLETIONS,
@@ -208,7 +208,8 @@ GRPC = [
     endpoint("another model", "PERMISSION_DENIED", "one", model=CHAT),
     endpoint("a path as model", "NOT_FOUND", "root", model="../../etc/passwd"),
     endpoint("a message that is too large", "RESOURCE_EXHAUSTED", "root", nbytes=LIMIT_BYTES * 2),
-    endpoint("metadata that are too large", "RESOURCE_EXHAUSTED", "root", extra=200_000),
+    endpoint("metadata that are too large", "RESOURCE_EXHAUSTED", "root", extra=20_000),
+    endpoint("metadata that end the connection", "UNAVAILABLE", "root", extra=200_000),
     Attempt("grpc: to load a model with a key that infers", load_by_endpoint, "PERMISSION_DENIED"),
     operate("status without a key", "GetStatus", admin_pb2.GetStatusRequest(), "UNAUTHENTICATED"),
     operate(
@@ -483,7 +484,7 @@ TABLE = [*HTTP, *GRPC, *INSIDE, *FILES, *REDIS]
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder, data_dir = tmp_path_factory.mktemp("attempts"), tmp_path_factory.mktemp("refusals")
-    ensure_model(data_dir / "models", MODEL)
+    install_images(data_dir / "models")
     install(data_dir / "models")
     keys_file = data_dir / "keys.json"
     keys = make_keys(keys_file, CALLERS)

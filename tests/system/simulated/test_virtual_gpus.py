@@ -12,14 +12,14 @@ import catenary
 from catenary_agent.profiling.profiler import ProfileOrder, profile_model
 from catenary_protos.catenary.v1 import admin_pb2, admin_pb2_grpc
 from catenary_services.models.model_repository import PROFILE_FILE, ModelRepository
-from catenaryd.demo.models import ensure_model
 from cluster_harness import MODEL, running_cluster
+from fault_cluster import install_images
 
 pytestmark = pytest.mark.system
 
 
 def test_virtual_gpus_are_reported_and_take_their_profiles_times(tmp_path: Path) -> None:
-    key = ensure_model(tmp_path / "models", MODEL)
+    key = install_images(tmp_path / "models")
     repository = ModelRepository(tmp_path / "models")
     order = ProfileOrder(None, levels=(2,), estimates=("T4",))
     profile = profile_model(repository, key, order, repository.folder(key) / PROFILE_FILE)
