@@ -13,12 +13,11 @@ import os
 import signal
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-from tokenizers import Tokenizer
 
 from catenary_gateway.generation.grammar.checking_child import KEPT, GrammarAnswer, GrammarOrder
 from catenary_services.domain.ids import ModelKey
@@ -56,7 +55,8 @@ class GrammarModel:
     """A model that is to answer as a grammar says."""
 
     key: ModelKey
-    tokenizer: Tokenizer
+    tokenizer: Callable[[], str]
+    """Reads its tokenizer.json; called on a thread."""
     size: int
     """Number of rows of the logits."""
 
@@ -142,7 +142,7 @@ class GrammarChecker:
     async def _answer(self, model: GrammarModel, order: GrammarOrder) -> GrammarAnswer:
         process = self._process = self._process or await self._started()
         if model.key not in self._sent:
-            text = await asyncio.to_thread(model.tokenizer.to_str)
+            text = await asyncio.to_thread(model.tokenizer)
             order = msgspec.structs.replace(order, tokenizer=text)
             self._sent = [*self._sent, model.key][-KEPT:]
         assert process.stdin is not None
