@@ -364,15 +364,7 @@ class TextCodecs:
         self.prepare(model)
         manifest = self._manifest(model)
         with self.repository.reading(model) as reading:
-            return TextFiles(
-                reading.content("tokenizer.json", LARGEST_JSON_BYTES),
-                _content(reading, "tokenizer_config.json", LARGEST_JSON_BYTES),
-                _content(reading, "chat_template.jinja", LARGEST_TEMPLATE_BYTES),
-                _content(reading, "config.json", LARGEST_JSON_BYTES),
-                manifest.tool_parser if manifest is not None else RECOGNISED,
-                manifest.reasoning_parser if manifest is not None else RECOGNISED,
-                self._special_from_content,
-            )
+            return files_in(reading, manifest, special_from_content=self._special_from_content)
 
     def _loaded(self, model: ModelKey, load: asyncio.Future[TextCodec]) -> None:
         if load.cancelled() or load.exception() is not None:
@@ -381,6 +373,30 @@ class TextCodecs:
             self._expected.discard(model)  # nor may the scheduler know its content yet
             why = "cancelled" if load.cancelled() else str(load.exception())
             _log.warning("tokenizer_not_loaded", model=str(model), why=why)
+
+
+def files_in(
+    reading: VerifiedReading,
+    manifest: ModelManifest | None = None,
+    *,
+    special_from_content: bool = False,
+) -> TextFiles:
+    """Returns the files of a model that its worker is to read.
+
+    Raises:
+        OSError: There is no tokenizer.json.
+        InvalidInput: A file is too large.
+        ContentMismatch: A file is not what was recorded.
+    """
+    return TextFiles(
+        reading.content("tokenizer.json", LARGEST_JSON_BYTES),
+        _content(reading, "tokenizer_config.json", LARGEST_JSON_BYTES),
+        _content(reading, "chat_template.jinja", LARGEST_TEMPLATE_BYTES),
+        _content(reading, "config.json", LARGEST_JSON_BYTES),
+        manifest.tool_parser if manifest is not None else RECOGNISED,
+        manifest.reasoning_parser if manifest is not None else RECOGNISED,
+        special_from_content,
+    )
 
 
 def _is_good(load: asyncio.Future[TextCodec]) -> bool:
