@@ -109,6 +109,20 @@ async def test_a_grammar_that_takes_too_much_ends_the_process_and_is_refused(how
         await checker.close()
 
 
+async def test_a_vocabulary_that_ends_the_process_is_not_read_again_at_once() -> None:
+    checker = GrammarChecker(GrammarLimits(cpu_s=1), "grammars.hungry_grammars")
+    evil = GrammarModel(ModelKey("evil", "1"), tiny_tokenizer().to_str, 1)
+    try:
+        assert "tokenizer that can be used" in await refused(checker, GOOD, evil)
+        await checker.check(MODEL, GOOD, "grammar")
+        process = checker._process
+        assert "tokenizer that can be used" in await refused(checker, f"{GOOD} ", evil)
+        await checker.check(MODEL, f"{GOOD} ", "grammar")
+        assert checker._process is process
+    finally:
+        await checker.close()
+
+
 async def test_a_process_that_others_have_ended_is_started_again(checker: GrammarChecker) -> None:
     await checker.check(MODEL, GOOD, "grammar")
     assert checker._process is not None

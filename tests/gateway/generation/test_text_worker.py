@@ -26,7 +26,7 @@ KEY = ModelKey("tiny", "1")
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATE = (
     "{% set said = messages[0].content %}{% if said == 'spin' %}" + ENDLESS + "{% endif %}"
-    "{{ said * (10 ** 6 if said == 'much' else 1) }}"
+    "{{ said * (1000 if said == 'much' else 1) }}"
 )
 
 
@@ -105,9 +105,15 @@ async def test_a_process_that_hangs_is_ended_by_the_clock(tmp_path: Path) -> Non
         await codecs.close()
 
 
-async def test_an_answer_that_is_too_long_is_not_read(codecs: TextCodecs) -> None:
-    assert (await failure(codecs, "much")).details["limit"] == JailLimit.RESULT
-    assert (await ask(codecs)).text == "hi"
+async def test_an_answer_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    text_model(tmp_path, template=TEMPLATE)
+    limits = replace(USUAL_LIMITS, answer_bytes=1000, answer_bytes_per_byte=0)
+    codecs = TextCodecs(tmp_path, limits)
+    try:
+        assert (await failure(codecs, "much")).details["limit"] == JailLimit.RESULT
+        assert (await ask(codecs)).text == "hi"
+    finally:
+        await codecs.close()
 
 
 async def test_a_process_that_somebody_kills_is_replaced(codecs: TextCodecs) -> None:

@@ -219,7 +219,7 @@ class TextWorker:
                     file_bytes=0,
                 ),
             )
-            process = await asyncio.to_thread(ResidentProcess, order, _ENVIRONMENT)
+            process = await _process_of(order)
             conversation = _Conversation(process, self._has_ended)
             await asyncio.get_running_loop().create_unix_connection(
                 lambda: conversation, sock=process.channel
@@ -297,6 +297,19 @@ _WORDS_OF: dict[JailLimit | None, str] = {
     JailLimit.RESULT: "they make much of little",
     JailLimit.CRASH: "they bring down what reads them",
 }
+
+
+async def _process_of(order: JailOrder) -> ResidentProcess:
+    """Returns a new process, which none is left of where the caller is cancelled."""
+    starting = asyncio.ensure_future(asyncio.to_thread(ResidentProcess, order, _ENVIRONMENT))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        process = await starting
+        process.channel.close()
+        process.kill()
+        await asyncio.to_thread(process.end)
+        raise
 
 
 def unusable(model: str, why: str) -> NoActivePlan:
