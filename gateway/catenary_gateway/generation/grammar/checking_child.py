@@ -1,7 +1,8 @@
 """The process that tries grammars out, so that none of them can hold up or end a gateway.
 
 It reads a `GrammarOrder` on each line of its input, and writes a `GrammarAnswer` for it. A
-vocabulary comes in an order of its own. A vocabulary or a grammar that takes more processor time than its order says, or more memory than there is, ends the process.
+vocabulary comes in an order of its own. A vocabulary or a grammar that takes more processor time
+than it may, or more memory than there is, ends the process.
 """
 
 from __future__ import annotations
