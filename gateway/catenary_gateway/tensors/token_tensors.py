@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from catenary_gateway.catalog import Model
-from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_gateway.inference import InferenceRequest, InferenceResponse, Tensor
 from catenary_services.domain.tensors import DTYPE_OF, TensorSpec
 from catenary_services.errors import InvalidInput, NoActivePlan
@@ -31,8 +30,22 @@ _KINDS = ("input_ids", "attention_mask", "token_type_ids")
 """The inputs that can be made of texts."""
 
 
+class RowCodec(Protocol):
+    """Whatever makes tokens of rows of texts: a `TextCodec`."""
+
+    def added_tokens(self, *, to_pair: bool) -> int:
+        """Returns how many tokens stand around a text, or a pair of texts."""
+        ...
+
+    async def encode_rows(
+        self, texts: Sequence[str], rows: Sequence[Sequence[int]], most: int
+    ) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
+        """Returns the tokens of rows of texts, and of which text of a pair each token is."""
+        ...
+
+
 async def with_tokens(
-    request: InferenceRequest, codec: TextCodec
+    request: InferenceRequest, codec: RowCodec
 ) -> tuple[InferenceRequest, NDArray[np.int64]]:
     """Returns a request of texts as one of tokens, and the text of each of its rows.
 
@@ -106,7 +119,7 @@ def _inputs_of(
 
 
 async def _tokens(
-    codec: TextCodec, texts: Sequence[bytes] | Sequence[Sequence[bytes]], model: Model
+    codec: RowCodec, texts: Sequence[bytes] | Sequence[Sequence[bytes]], model: Model
 ) -> list[_Row]:
     rows = [(row,) if isinstance(row, bytes) else tuple(row) for row in texts]
     most, pairs = model.text_tokens, len(rows[0]) > 1
