@@ -19,6 +19,7 @@ import uvloop
 
 from catenary_services.errors import CatenaryError
 from catenary_services.log import get_logger
+from catenary_services.memory import keep_freed_memory
 
 STOP_TIMEOUT_S = 10.0
 """Seconds that `stop` may take before the process ends with exit code 1."""
@@ -121,6 +122,7 @@ def run_process(
     process: Process, drain_timeout_s: float, on_ready: Callable[[], None] | None = None
 ) -> int:
     """Runs `process` on a uvloop event loop of its own; see `run_until_signal`."""
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run_until_signal(process, drain_timeout_s, on_ready))
 

@@ -1,4 +1,4 @@
-"""Return of freed memory to the system after a burst, which the C library would otherwise keep."""
+"""The C library's memory: what it keeps for the next messages, and what it gives back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,23 @@ import ctypes
 import gc
 import threading
 import time
+from contextlib import suppress
 
 _EVERY_S = 2.0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 32 << 20
+"""Also the largest threshold for mappings that the GNU C library takes."""
+
+
+def keep_freed_memory() -> None:
+    """Has the C library keep up to 32 MiB of freed memory for the next buffers.
+
+    It would give a buffer of a tensor back to the system at once, and with the next one every page
+    is faulted in and cleared anew, which takes as long as three copies of it.
+    """
+    with suppress(AttributeError):  # another C library, which has a policy of its own
+        for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(parameter, _KEPT_BYTES)
 
 
 class _Trimmer:

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -63,6 +64,10 @@ def as_request(response: oip.ModelInferResponse) -> oip.ModelInferRequest:
     return request
 
 
+def received(message: oip.ModelInferRequest) -> oip_proto.ReceivedRequest:
+    return oip_proto.received_request(message.SerializeToString())
+
+
 @settings(max_examples=150, deadline=None)
 @given(tensor=tensors(FIXED), raw=st.booleans())
 def test_grpc_round_trip(tensor: tuple[str, np.ndarray], raw: bool) -> None:
@@ -71,8 +76,8 @@ def test_grpc_round_trip(tensor: tuple[str, np.ndarray], raw: bool) -> None:
     response = InferenceResponse(model, "id", (array,))
     message = oip_proto.response_of(response, OutputFormat(raw=raw), (0,), MEMORY)
     assert bool(message.raw_output_contents) == (raw or datatype == "FP16")
-    wire = oip.ModelInferRequest.FromString(as_request(message).SerializeToString())
-    request, form = oip_proto.request_of(wire, model, INTAKE)
+    wire = as_request(message).SerializeToString()
+    request, form = oip_proto.request_of(oip_proto.received_request(wire), model, INTAKE)
     got = request.inputs["in_0"]
     np.testing.assert_array_equal(got, array)
     assert got.dtype == array.dtype
@@ -117,6 +122,55 @@ def test_http_round_trip(tensor: tuple[str, np.ndarray], binary: bool, nested: b
     assert request.id == "you"
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    raw_bytes=st.lists(st.sampled_from([0, 1, 127, 128, 16_384, 70_000]), max_size=4),
+    name=st.text(max_size=200),
+    shape=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
+    number=st.floats(allow_nan=False),
+    at=st.floats(0, 1, exclude_max=True),
+    change=st.none() | st.binary(max_size=12),
+)
+def test_large_raw_contents_are_viewed_as_protobuf_would_copy_them(
+    raw_bytes: list[int],
+    name: str,
+    shape: list[int],
+    number: float,
+    at: float,
+    change: bytes | None,
+) -> None:
+    message = oip.ModelInferRequest(model_name=name)
+    message.raw_input_contents.extend(bytes([7]) * size for size in raw_bytes)
+    message.inputs.add(name=name, shape=shape).contents.fp64_contents.append(number)
+    message.parameters["p"].double_param = number
+    data = bytearray(message.SerializeToString())
+    if change is not None:
+        place = int(len(data) * at)
+        data[place : place + len(change)] = change
+    try:
+        expected = oip.ModelInferRequest.FromString(bytes(data))
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            oip_proto.received_request(data)
+        return
+    got = oip_proto.received_request(data)
+    assert [bytes(each) for each in got.raw] == list(expected.raw_input_contents)
+    assert got.nbytes == len(data)
+    for each in (expected, got.message):
+        del each.raw_input_contents[:]
+    assert got.message == expected
+
+
+def test_contents_in_a_long_message_are_not_copied() -> None:
+    data = bytearray(
+        oip.ModelInferRequest(raw_input_contents=[b"1", bytes(20_000)]).SerializeToString()
+    )
+    received = oip_proto.received_request(data)
+    data[-1] = 9
+    assert received.raw[1][-1] == 9
+    assert not received.message.raw_input_contents
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=200))
 def test_garbage_is_refused_or_understood_but_never_crashes(data: bytes) -> None:
@@ -124,7 +178,7 @@ def test_garbage_is_refused_or_understood_but_never_crashes(data: bytes) -> None
     message = oip.ModelInferRequest(model_name="m", raw_input_contents=[data])
     message.inputs.add(name="in_0", datatype="BYTES", shape=[2])
     for call in (
-        lambda: oip_proto.request_of(message, model, INTAKE),
+        lambda: oip_proto.request_of(received(message), model, INTAKE),
         lambda: oip_json.request_of(data, None, model, INTAKE),
     ):
         try:
@@ -159,7 +213,8 @@ def parameters(**values: object) -> oip.ModelInferRequest:
     ],
 )
 def test_parameters(given_parameters: dict[str, object], slo_ns: int | None, priority: int) -> None:
-    request, _ = oip_proto.request_of(parameters(**given_parameters), model_of("UINT8", 1), INTAKE)
+    message = received(parameters(**given_parameters))
+    request, _ = oip_proto.request_of(message, model_of("UINT8", 1), INTAKE)
     assert request.options.slo_ns == slo_ns
     assert request.options.priority == priority
 
@@ -182,7 +237,7 @@ def test_parameters(given_parameters: dict[str, object], slo_ns: int | None, pri
 )
 def test_wrong_parameters_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput) as raised:
-        oip_proto.request_of(parameters(**wrong), model_of("UINT8", 1), INTAKE)
+        oip_proto.request_of(received(parameters(**wrong)), model_of("UINT8", 1), INTAKE)
     assert raised.value.field == f'parameters["{next(iter(wrong))}"]'
 
 
@@ -192,12 +247,12 @@ def test_wrong_parameters_are_named(wrong: dict[str, object]) -> None:
 def test_sequences_are_refused_by_name(of_a_sequence: dict[str, object]) -> None:
     (name,) = of_a_sequence
     with pytest.raises(NotSupported, match=name):
-        oip_proto.request_of(parameters(**of_a_sequence), model_of("UINT8", 1), INTAKE)
+        oip_proto.request_of(received(parameters(**of_a_sequence)), model_of("UINT8", 1), INTAKE)
 
 
 def test_passed_deadline_is_refused_at_once() -> None:
     with pytest.raises(DeadlineExceeded):
-        oip_proto.request_of(parameters(deadline_unix_ms=1), model_of("UINT8", 1), INTAKE)
+        oip_proto.request_of(received(parameters(deadline_unix_ms=1)), model_of("UINT8", 1), INTAKE)
 
 
 def test_newest_ready_version_is_the_default() -> None:

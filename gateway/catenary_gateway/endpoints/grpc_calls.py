@@ -9,12 +9,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import grpc.aio
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline, charge
+from catenary_gateway.oip.oip_proto import received_request
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc.error_tables import abort, error_of_exception
 from catenary_services.grpc.server.call_policy import CallPolicy, address_of
 from catenary_services.grpc.server.methods import CONTROL_BYTES
 
 _OIP = "/inference.GRPCInferenceService"
+_INFERS = (f"{_OIP}/ModelInfer", f"{_OIP}/ModelStreamInfer")
 _GENERATE = "/catenary.v1.Generation/Generate"
 _OPEN = frozenset({f"{_OIP}/ServerLive", f"{_OIP}/ServerReady"})
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
@@ -93,11 +95,15 @@ def inference_call_policy(
     """
     largest = pipeline.capacity.max_request_bytes + slack_bytes
     longest = {
-        f"{_OIP}/ModelInfer": largest,
-        f"{_OIP}/ModelStreamInfer": largest,
+        **dict.fromkeys(_INFERS, largest),
         _GENERATE: pipeline.max_prompt_bytes + slack_bytes,
     }
-    return CallPolicy(KeyAuthorizer(pipeline), longest, receiving_bytes=receiving_bytes)
+    return CallPolicy(
+        KeyAuthorizer(pipeline),
+        longest,
+        buffer_parsers=dict.fromkeys(_INFERS, received_request),
+        receiving_bytes=receiving_bytes,
+    )
 
 
 def admin_longest() -> dict[str, int]:

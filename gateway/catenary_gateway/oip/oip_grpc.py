@@ -79,8 +79,8 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         return oip_proto.metadata_of(model, self._pipeline.catalog.versions(request.name))
 
     @answered
-    async def ModelInfer(  # noqa: N802
-        self, request: oip.ModelInferRequest, context: Context
+    async def ModelInfer(  # type: ignore[override]  # noqa: N802
+        self, request: oip_proto.ReceivedRequest, context: Context
     ) -> oip.ModelInferResponse:
         """Answers one inference request."""
         sender, left_s = caller(), context.time_remaining()
@@ -90,13 +90,13 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
     @answered
     async def ModelStreamInfer(  # type: ignore[override]  # noqa: N802
         self,
-        request_iterator: AsyncIterator[oip.ModelInferRequest],
+        request_iterator: AsyncIterator[oip_proto.ReceivedRequest],
         context: Context,
     ) -> None:
         """Answers many inference requests on one stream, in their order."""
         metadata, arrivals = caller().metadata, self._pipeline.arrivals
 
-        async def answer(request: oip.ModelInferRequest) -> oip.ModelStreamInferResponse:
+        async def answer(request: oip_proto.ReceivedRequest) -> oip.ModelStreamInferResponse:
             arrival = arrivals.arrive(
                 STREAM_INFER, metadata.get("traceparent"), context.time_remaining()
             )
@@ -244,15 +244,16 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         return self._pipeline.identify(metadata_of(context).get("authorization"))
 
     async def _infer(
-        self, message: oip.ModelInferRequest, arrival: RequestArrival, principal: Principal
+        self, received: oip_proto.ReceivedRequest, arrival: RequestArrival, principal: Principal
     ) -> oip.ModelInferResponse:
+        message = received.message
         pipeline, name, version = self._pipeline, message.model_name, message.model_version
-        with pipeline.admit(principal, name, version, message.ByteSize()) as admitted:
+        with pipeline.admit(principal, name, version, received.nbytes) as admitted:
             described = any(tensor.parameters for tensor in message.inputs)
             described = described or any(tensor.parameters for tensor in message.outputs)
             memory = self._extensions.memory_of(caller()) if described else NO_MEMORY
             conversion = pipeline.arrivals.conversion(memory)
-            request, form = oip_proto.request_of(message, admitted.model, conversion)
+            request, form = oip_proto.request_of(received, admitted.model, conversion)
             if memory.read_bytes:
                 admitted.hold_more(memory.read_bytes)
             response = await admitted.infer(request, arrival)
@@ -262,7 +263,7 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
 
     async def _infer_in_stream(
         self,
-        message: oip.ModelInferRequest,
+        received: oip_proto.ReceivedRequest,
         arrival: RequestArrival,
         presented: str | None,
     ) -> oip.ModelStreamInferResponse:
@@ -270,12 +271,12 @@ class InferenceService(oip_grpc.GRPCInferenceServiceServicer):
         try:
             # Checked for each request, so that a revoked key is refused on open streams too.
             principal = self._pipeline.enter(presented)
-            answer.infer_response.CopyFrom(await self._infer(message, arrival, principal))
+            answer.infer_response.CopyFrom(await self._infer(received, arrival, principal))
         except Exception as exc:
             error = error_of_exception(exc)
             charge(error)
             answer.error_message = f"[{error.reason}] {public_message(error)}"
             # Triton's clients match the error to their request by the id.
-            answer.infer_response.id = message.id
+            answer.infer_response.id = received.message.id
         answer.infer_response.parameters["triton_final_response"].bool_param = True
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import (
@@ -32,17 +33,98 @@ AnyParameter = (
 )
 
 
-def request_of(
-    message: oip.ModelInferRequest, model: Model, conversion: ConversionContext
-) -> tuple[InferenceRequest, OutputFormat]:
-    """Returns the request in `message`, and the format of its answer.
+_VIEWED_BYTES = 16_384
+"""Raw contents of shorter messages are not worth looking for."""
+_MOST_FIELDS = 256
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}
+_LONGEST_SHIFT = 63
+_RAW_CONTENTS_TAG = oip.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 
-    The arrays may be views of bytes in `message`.
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRequest:
+    """A request as it came, whose raw contents were not copied out of it."""
+
+    message: oip.ModelInferRequest
+    """The request, without raw contents where `raw` has them."""
+    raw: Sequence[bytes | memoryview]
+    """The raw contents in their order."""
+    nbytes: int
+
+
+def received_request(data: bytes | bytearray) -> ReceivedRequest:
+    """Returns the request in some bytes, with views of its raw contents if they are large.
+
+    Raises:
+        Exception: There is none in them, as protobuf says it.
+    """
+    views: list[memoryview] = []
+    described: bytes | bytearray = data
+    if len(data) > _VIEWED_BYTES:
+        rest, at, whole = list[memoryview](), 0, memoryview(data).toreadonly()
+        for field, begin, end in _raw_contents(data):
+            rest.append(whole[at:field])
+            views.append(whole[begin:end])
+            at = end
+        if views:
+            described = b"".join((*rest, whole[at:]))
+    message = oip.ModelInferRequest.FromString(bytes(described))
+    return ReceivedRequest(message, views or message.raw_input_contents, len(data))
+
+
+def _raw_contents(data: bytes | bytearray) -> list[tuple[int, int, int]]:
+    """Returns where each field of raw contents begins, and where its bytes begin and end.
+
+    There are none if this is no message, or one of more fields than usual: protobuf reads it whole.
+    """
+    found, at, size = list[tuple[int, int, int]](), 0, len(data)
+    try:
+        for _ in range(_MOST_FIELDS):
+            if at >= size:
+                return found if at == size else []
+            field = at
+            tag, at = _varint(data, at)
+            kind = tag & 7
+            if kind == _LENGTH_DELIMITED:
+                length, at = _varint(data, at)
+                if tag == _RAW_CONTENTS_TAG:
+                    found.append((field, at, at + length))
+                at += length
+            elif kind == _VARINT:
+                _, at = _varint(data, at)
+            elif kind in _FIXED_BYTES:
+                at += _FIXED_BYTES[kind]
+            else:
+                return []
+    except IndexError:
+        pass
+    return []
+
+
+def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    """Returns the number that begins at a place, and the place behind it."""
+    value = shift = 0
+    while (byte := data[at]) & 0x80:
+        value |= (byte & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if shift > _LONGEST_SHIFT:
+            raise IndexError
+    return value | byte << shift, at + 1
+
+
+def request_of(
+    received: ReceivedRequest, model: Model, conversion: ConversionContext
+) -> tuple[InferenceRequest, OutputFormat]:
+    """Returns a request, and the format of its answer.
+
+    The arrays may be views of the bytes that were received.
 
     Raises:
         InvalidInput: The request is wrong; the error names the field.
         CatenaryError: The request asks for what is not offered, or its tensors cannot be read.
     """
+    message = received.message
     declared = [
         DeclaredInput(tensor.name, tensor.datatype, tuple(tensor.shape))
         for tensor in message.inputs
@@ -55,8 +137,8 @@ def request_of(
         for at, tensor in enumerate(message.inputs)
     ]
     here = [at for at, place in enumerate(places) if place is None]
-    raw = len(message.raw_input_contents) > 0
-    given = _raw_inputs(message, declared, here) if raw else _typed_inputs(message, declared, here)
+    raw = len(received.raw) > 0
+    given = _raw_inputs(received, declared, here) if raw else _typed_inputs(message, declared, here)
     if len(here) < len(places):
         given |= _inputs_in_memory(message, declared, places, conversion.memory)
     wanted = check_outputs(model, [output.name for output in message.outputs])
@@ -173,15 +255,15 @@ def _inputs_in_memory(
 
 
 def _raw_inputs(
-    message: oip.ModelInferRequest, declared: Sequence[DeclaredInput], here: Sequence[int]
+    received: ReceivedRequest, declared: Sequence[DeclaredInput], here: Sequence[int]
 ) -> dict[str, Tensor]:
     """Returns the inputs in `raw_input_contents`: those whose numbers are in `here`."""
-    for at, tensor in enumerate(message.inputs):
+    for at, tensor in enumerate(received.message.inputs):
         if tensor.HasField("contents") and tensor.contents.ByteSize():
             raise InvalidInput(
                 f"inputs[{at}].contents", "typed contents and raw_input_contents exclude each other"
             )
-    contents = message.raw_input_contents
+    contents = received.raw
     if len(contents) != len(here):
         raise InvalidInput(
             "raw_input_contents", f"has {len(contents)} entries for {len(here)} inputs"

@@ -100,7 +100,7 @@ def create_server(
     )
     return GrpcServer(
         call_authorizer,
-        MethodTable(taken.most_bytes, taken.usual_bytes),
+        MethodTable(taken.most_bytes, taken.usual_bytes, taken.buffer_parsers),
         ReceivingBudget(taken.receiving_bytes, most_of_one=taken.receiving_bytes_of_one),
         limits,
         longest_answer=max_message_bytes,

@@ -273,7 +273,7 @@ class Call:
         )
         return self._incoming
 
-    def _serve_message(self, raw: bytes) -> None:
+    def _serve_message(self, raw: bytes | bytearray) -> None:
         self.connection.unheard.pop(self, None)
         self._serve_soon(self.method.request_in(raw))
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from catenary_services.errors import CatenaryError
-from catenary_services.grpc.server.methods import CONTROL_BYTES
+from catenary_services.grpc.server.methods import CONTROL_BYTES, BufferParser
 from catenary_services.grpc.server.receiving_budget import MAX_RECEIVING_BYTES, MOST_OF_ONE_SOURCE
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -42,6 +42,8 @@ class CallPolicy:
     """The longest message in bytes of each method that is named."""
     usual_bytes: int = CONTROL_BYTES
     """The longest message in bytes of every other method."""
+    buffer_parsers: Mapping[str, BufferParser] = field(default_factory=dict)
+    """Parsers of some methods, in place of those of their handlers."""
     receiving_bytes: int = MAX_RECEIVING_BYTES
     """Bytes of all messages that are arriving."""
     receiving_bytes_of_one: int = MOST_OF_ONE_SOURCE

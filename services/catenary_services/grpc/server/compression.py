@@ -12,7 +12,7 @@ ENCODINGS: Final = frozenset(("identity", *_WINDOW_BITS))
 """The names of the encodings that are understood."""
 
 
-def inflated(data: bytes, encoding: str, longest_bytes: int) -> bytes:
+def inflated(data: bytes | bytearray, encoding: str, longest_bytes: int) -> bytes:
     """Returns what was compressed.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, TypeAlias
 
 from catenary_services.errors import InvalidInput, PayloadTooLarge
 from catenary_services.grpc.server.compression import inflated
@@ -15,6 +15,8 @@ from catenary_services.grpc.server.receiving_budget import (
 from catenary_services.http2.connection import ServerConnection
 from catenary_services.http2.stream import ServerStream
 
+Message: TypeAlias = bytes | bytearray
+"""The bytes of a message, which nobody else holds."""
 PREFIX_BYTES = 5
 """Bytes before each message: whether it is compressed, and its length."""
 
@@ -75,7 +77,7 @@ class IncomingMessages:
         self._longest = longest
         self._first_window = first_window
         self._encoding = encoding
-        self.complete: deque[bytes] = deque()
+        self.complete: deque[Message] = deque()
         self._untaken = 0
         self._prefix = b""
         self._is_compressed = False
@@ -107,12 +109,12 @@ class IncomingMessages:
             self._part += memoryview(data)[begin : begin + taken]
             begin += taken
             if len(self._part) == arriving.nbytes:
-                message, self._part = bytes(self._part), bytearray()
+                message, self._part = self._part, bytearray()
                 self.leave()
                 self._add(message)
         self._ask_for_more()
 
-    def take(self) -> bytes:
+    def take(self) -> Message:
         """Returns the first of the complete messages."""
         message = self.complete.popleft()
         self._untaken -= len(message) + PREFIX_BYTES
@@ -156,7 +158,7 @@ class IncomingMessages:
         self._arriving = arriving
         return begin
 
-    def _add(self, message: bytes) -> None:
+    def _add(self, message: Message) -> None:
         if self._is_compressed:
             message = inflated(message, self._encoding, self._longest)
         self._untaken += len(message) + PREFIX_BYTES

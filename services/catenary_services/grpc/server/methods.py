@@ -16,6 +16,7 @@ CONTROL_BYTES = 1 << 20
 _OURS = "/catenary.v1."
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+BufferParser: TypeAlias = Callable[[bytes | bytearray], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class ServedMethod:
     """The function that answers: of coroutines, an asynchronous generator, or a plain one."""
     parse: Callable[[bytes], Any] | None
     """Makes a message of its bytes; None if the bytes are the message."""
+    parse_buffer: BufferParser | None
+    """Makes a message that may have views of its bytes; in place of `parse`, if there is one."""
     serialize: Callable[[Any], bytes] | None
     """Makes bytes of an answer; None if it is bytes."""
     takes_stream: bool
@@ -36,17 +39,19 @@ class ServedMethod:
     empty: Callable[[], Any] | None
     """Makes the request if its type has no fields, so that none needs to be read."""
 
-    def request_in(self, raw: bytes) -> Any:
+    def request_in(self, raw: bytes | bytearray) -> Any:
         """Returns the message in some bytes.
 
         Raises:
             InvalidInput: There is none in them.
             InvalidMessage: A message of a stream breaks its rules.
         """
-        if self.parse is None:
-            return raw
         try:
-            message = self.parse(raw)
+            if self.parse_buffer is not None:
+                return self.parse_buffer(raw)
+            if self.parse is None:
+                return bytes(raw)
+            message = self.parse(bytes(raw))
         except Exception as error:  # kinds of exceptions differ between implementations of protobuf
             raise InvalidInput("request", "is not a message of this method") from error
         if isinstance(message, InvalidMessage):
@@ -60,13 +65,20 @@ class ServedMethod:
 class MethodTable:
     """The methods of one server."""
 
-    def __init__(self, most_bytes: Mapping[str, int], usual_bytes: int) -> None:
+    def __init__(
+        self,
+        most_bytes: Mapping[str, int],
+        usual_bytes: int,
+        buffer_parsers: Mapping[str, BufferParser],
+    ) -> None:
         """Creates a table without methods.
 
         Args:
             most_bytes: The longest message of each method that is named.
             usual_bytes: The longest message of every other method.
+            buffer_parsers: Parsers of some methods, in place of those of their handlers.
         """
+        self._buffer_parsers = buffer_parsers
         self._most_bytes = most_bytes
         self._usual_bytes = usual_bytes
         self._handlers: list[grpc.GenericRpcHandler] = []
@@ -101,6 +113,7 @@ class MethodTable:
             path=path,
             behaviour=getattr(handler, kind),
             parse=parse,
+            parse_buffer=self._buffer_parsers.get(path),
             serialize=handler.response_serializer,
             takes_stream=bool(handler.request_streaming),
             answers_stream=bool(handler.response_streaming),

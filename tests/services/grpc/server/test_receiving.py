@@ -64,7 +64,7 @@ async def nothing(request: empty_pb2.Empty, context: Any) -> empty_pb2.Empty:
 @asynccontextmanager
 async def served(budget: ReceivingBudget, most: int = 4 * MIB) -> AsyncIterator[tuple[str, Gate]]:
     gate = Gate()
-    methods = MethodTable({METHOD: most, TALK: most}, MIB)
+    methods = MethodTable({METHOD: most, TALK: most}, MIB, {})
     server = GrpcServer(gate, methods, budget, ConnectionLimits(), longest_answer=64 * MIB)
     handlers: dict[str, Any] = {
         "Say": grpc.unary_unary_rpc_method_handler(say, Bytes.FromString, Bytes.SerializeToString),
