@@ -247,6 +247,7 @@ class TextWorker:
             self._count_failure(None)
             raise ValueError(str(error)) from None
         except TextWorkerError as error:
+            self._count_failure(error.limit)
             raise self._error(error.limit) from None
         conversation.wall_clock_s = self._wall_clock_s
 
@@ -254,16 +255,17 @@ class TextWorker:
         return self._limits.wall_clock_s + self._limits.wall_clock_per_cpu * cpu_s
 
     def _has_ended(self, conversation: _Conversation, limit: JailLimit) -> None:
+        """Counts the end of a process that had read its model; others end with their start."""
         if conversation is self._live:
             self._live = None
-        if not self._closed:
             self._count_failure(limit)
-            _log.warning("text_worker_ended", model=self._model, limit=str(limit))
 
     def _count_failure(self, limit: JailLimit | None) -> None:
         now_s = time.monotonic()
         self._failures = self._failures + 1 if now_s < self._failed_s + _FORGIVEN_S else 1
         self._failed_s, self._limit = now_s, limit
+        if limit is not None:
+            _log.warning("text_worker_ended", model=self._model, limit=str(limit))
 
     def _require_chance(self) -> None:
         """Raises NoActivePlan while a model that fails again and again is left alone."""

@@ -189,8 +189,8 @@ class ModelText:
         if marked is not None:
             messages, variables, shown = marked.values
             tools = [
-                ToolDefinition(*each, strict=tool.strict)
-                for each, tool in zip(shown, tools, strict=True)
+                ToolDefinition(name, description, parameters, tool.strict)
+                for (name, description, parameters), tool in zip(shown, tools, strict=True)
             ]
         text = self.render(
             messages, variables, tools, add_generation_prompt=order.add_generation_prompt
