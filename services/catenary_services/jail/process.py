@@ -83,7 +83,7 @@ def start(
         **dict.fromkeys(folders, order.scratch),
         **(more or {}),
     }
-    return subprocess.Popen(
+    child = subprocess.Popen(
         [sys.executable, "-P", "-m", "catenary_services.jail.child", str(told)],
         stdin=subprocess.PIPE,
         stdout=output,
@@ -93,6 +93,10 @@ def start(
         cwd=order.scratch,
         start_new_session=True,
     )
+    # Where memory runs out, the kernel ends it before whoever started it.
+    with suppress(OSError):
+        Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
+    return child
 
 
 def give(order: JailOrder, process: subprocess.Popen[bytes]) -> None:

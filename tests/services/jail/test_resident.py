@@ -42,6 +42,11 @@ def test_it_answers_until_its_channel_is_closed() -> None:
         assert not Path(f"/proc/{process.pid}").exists()
 
 
+def test_it_is_the_first_to_go_where_memory_runs_out() -> None:
+    with resident("echoes") as process:
+        assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
+
+
 def test_it_is_ended_when_it_is_not_wanted_any_more() -> None:
     with resident("echoes") as process:
         asked(process, "a")
