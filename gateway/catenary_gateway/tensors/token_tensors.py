@@ -31,7 +31,7 @@ _KINDS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class RowCodec(Protocol):
-    """Whatever makes tokens of rows of texts: a `TextCodec`."""
+    """Makes tokens of rows of texts, as a `TextCodec` does."""
 
     def added_tokens(self, *, to_pair: bool) -> int:
         """Returns how many tokens stand around a text, or a pair of texts."""

@@ -83,7 +83,7 @@ class GrammarChecker:
         self._sent: list[ModelKey] = []
         """The models whose vocabularies the process has, as long as it keeps them."""
         self._avoided: dict[ModelKey, float] = {}
-        """Until when vocabularies that ended the process are not read, on the monotonic clock."""
+        """The monotonic times until which vocabularies that ended the process are not read."""
 
     async def check(
         self, model: GrammarModel, grammar: str, field: str, answer: Sequence[int] = ()

@@ -66,7 +66,7 @@ _log = get_logger("catenary_gateway.generation")
 
 
 class TextService(Protocol):
-    """Whatever answers orders with a model's templates and tokenizer: a `TextWorker`."""
+    """Answers orders with a model's templates and tokenizer, as a `TextWorker` does."""
 
     async def call(self, order: bytes, more_cpu_s: float = 0.0) -> bytes:
         """Returns the encoded answer to an encoded order."""

@@ -50,14 +50,14 @@ class TextLimits:
 
     cpu_s: float = 0.05
     cpu_s_per_byte: float = 5e-6
-    """What it may take more for each byte of the order. Encoding a byte takes 0.5 to 1 us."""
+    """Further processor time for each byte of the order. Encoding a byte takes 0.5 to 1 us."""
     load_cpu_s: float = 3.0
     load_cpu_s_per_byte: float = 2e-6
     """The same for reading a model's files, which takes 0.1 us."""
     wall_clock_s: float = 10.0
     """Seconds until the answer, on a machine that may be busy."""
     wall_clock_per_cpu: float = 10.0
-    """What it may take more for each second of processor time that it may take."""
+    """Further seconds for each second of processor time that it may take."""
     start_s: float = 120.0
     """Seconds for the process to begin."""
     answer_bytes: int = 1 << 20

@@ -62,7 +62,7 @@ class TextDescription(msgspec.Struct, frozen=True):
     """The tokens in the order of their ids, each a byte of one in front of its UTF-8; an id without
     a token has neither."""
     starts: bytes
-    """Where each of them begins, and where the last one ends: 32-bit integers."""
+    """Offsets at which each of them begins, and the last one ends: 32-bit integers."""
     added: dict[int, str]
     """Tokens that stand for themselves in texts."""
     special: list[int]
@@ -128,7 +128,7 @@ class Encodings(msgspec.Struct, frozen=True, array_like=True):
 
     ids: list[bytes]
     type_ids: list[bytes]
-    """For each row of two texts, of which of them each token is; empty where all are of one."""
+    """The text of a pair that each token of a row is of; empty where all are of one."""
 
 
 class TextRefusal(msgspec.Struct, frozen=True, array_like=True):

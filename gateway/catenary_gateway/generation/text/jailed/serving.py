@@ -30,7 +30,7 @@ MEMORY_BYTES = 256 << 20
 """Address space beyond what the process has, for an order of a usual size."""
 _USUAL_BYTES = 64 << 10
 _MEMORY_PER_BYTE = 256
-"""What a larger order may take for each of its bytes. Where each is a token, it takes 180."""
+"""Address space of a larger order for each of its bytes. Where each is a token, it takes 180."""
 _WORDS = 400
 
 
