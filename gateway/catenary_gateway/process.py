@@ -125,7 +125,9 @@ class GatewayProcess:
             settings.max_in_flight_requests,
             settings.max_request_bytes,
         )
-        self._codecs = TextCodecs(settings.model_repository)
+        self._codecs = TextCodecs(
+            settings.model_repository, special_from_content=settings.special_tokens_in_chats
+        )
         self._codecs.prepare = self._prepare_model
         self._model_store = ModelStore(self._codecs.repository, self._hub, store_settings(settings))
         self._model_store.fetched = self._metrics.fetched_bytes.inc
@@ -262,7 +264,7 @@ class GatewayProcess:
         self._servers.clear()  # their last references must go while this event loop runs
         await self._http.stop()
         await self._schedulers.stop()
-        await self._codecs.grammars.close()
+        await self._codecs.close()
         await self._model_store.close()
         await self._hub.close()
         await self._certificate.close()

@@ -134,6 +134,11 @@ class GatewaySettings(ModelFolderSettings):
         description="Under overload a generation that names no objective for its first token "
         "should not wait for it longer than this; more are refused.",
     )
+    special_tokens_in_chats: bool = Field(
+        default=False,
+        description="Recognise special tokens in what clients write in conversations; else only "
+        "the model's chat template makes them, and such texts stay text.",
+    )
     transports: list[str] = Field(
         default=["shm", "tcp", "grpc"], description="Transports frames may use, best first."
     )

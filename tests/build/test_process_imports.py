@@ -13,11 +13,12 @@ SHOWS_TRACEBACKS = "rich"
 EDITS_GRAPHS = ("onnx", "onnx_ir", "sympy")
 COMPUTES = ("torch", "onnxruntime", "transformers", "scipy")
 SPEAKS_HTTP = "aiohttp"
-READS_TEXTS = ("tokenizers", "jinja2", "llguidance")
+RUNS_MODEL_FILES = ("tokenizers", "jinja2")
+READS_TEXTS = (*RUNS_MODEL_FILES, "llguidance")
 EVERYWHERE = {EXPORTS_SPANS, READS_CERTIFICATES, SHOWS_TRACEBACKS, *EDITS_GRAPHS, "pytest"}
 
 LACKS = {
-    "catenary_gateway.process": {*EVERYWHERE, *COMPUTES, "redis"},
+    "catenary_gateway.process": {*EVERYWHERE, *COMPUTES, *RUNS_MODEL_FILES, "redis"},
     "catenary_scheduler.process": {*EVERYWHERE, *COMPUTES, SPEAKS_HTTP, *READS_TEXTS},
     "catenary_agent.process": {*EVERYWHERE, *COMPUTES, SPEAKS_HTTP, *READS_TEXTS, "redis"},
     # An agent that serves ONNX models: what cuts a model runs in a process of its own.

@@ -27,6 +27,7 @@ from catenary_services.errors import InvalidInput, NoActivePlan
 from catenary_services.telemetry.tracing import TraceContext
 from gateway_harness import served, spec
 from shared_helpers.encoder_agent import VOCABULARY, word_tokenizer
+from small_models.text_here import codec_of
 
 MOST = 6
 
@@ -72,7 +73,7 @@ async def test_rows_are_the_tokens_of_each_text_in_the_order_of_their_lengths(
 ) -> None:
     model = model_of("input_ids", "attention_mask", "token_type_ids")
     asked = request_of(model, [text.encode() for text in texts])
-    made, order = await with_tokens(asked, tokenizer)
+    made, order = await with_tokens(asked, codec_of(tokenizer))
     assert made.model.inputs == model.given
     assert made.rows == len(texts)
     assert list(made.row_sizes) == sorted(made.row_sizes)
@@ -108,12 +109,14 @@ async def test_what_is_too_much_is_refused_by_its_row(
     model = model_of("input_ids")
     monkeypatch.setattr(token_tensors, "LONGEST_TEXT_BYTES", 8)
     with pytest.raises(InvalidInput, match="row 1 has 9 bytes; at most 8"):
-        await with_tokens(request_of(model, [b"the cat", b"the  cat "]), tokenizer)
+        await with_tokens(request_of(model, [b"the cat", b"the  cat "]), codec_of(tokenizer))
     monkeypatch.setattr(token_tensors, "MOST_TOKENS", 11)
     with pytest.raises(InvalidInput, match="3 texts of up to 4 tokens are more than 11"):
-        await with_tokens(request_of(model, [b"the cat", b"the", b""]), tokenizer)
+        await with_tokens(request_of(model, [b"the cat", b"the", b""]), codec_of(tokenizer))
 
 
 async def test_inputs_that_no_tokenizer_makes_are_named(tokenizer: Tokenizer) -> None:
     with pytest.raises(NoActivePlan, match="'pixels'"):
-        await with_tokens(request_of(model_of("input_ids", "pixels"), [b"the"]), tokenizer)
+        await with_tokens(
+            request_of(model_of("input_ids", "pixels"), [b"the"]), codec_of(tokenizer)
+        )

@@ -378,6 +378,8 @@ async def gateway_among(
             for agent in agents:
                 agent.hub.update_directory([hello.peer])
             await until(lambda: gateway._catalog.known, "it knows the models")
+            # Starting a process for each model takes a while, which no request is to wait for.
+            await asyncio.gather(*gateway._codecs._loads.values(), return_exceptions=True)
         yield gateway
     finally:
         await gateway.stop()

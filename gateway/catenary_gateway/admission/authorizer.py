@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 
 import msgspec
@@ -220,7 +221,7 @@ class AdmittedInference(ConcurrencyPermit):
         if not self.model.given:
             return await self._submitted(request, arrival)
         codec = await self.codec()
-        request, order = await with_tokens(request, codec.tokenizer)
+        request, order = await with_tokens(request, codec)
         tokens = sum(request.row_sizes)
         reserved = self._authorizer.quotas.reserve(self._principal, tokens)
         used = 0
@@ -346,7 +347,9 @@ class AdmittedGeneration:
         codec, options, sampling = request.codec, request.options, request.sampling
         if not sampling.grammar:
             return request
-        model = GrammarModel(self.model.key, codec.tokenizer, codec.vocabulary_size)
+        key = self.model.key
+        read = partial(self._codecs.tokenizer_text, key)
+        model = GrammarModel(key, read, codec.vocabulary_size)
         field = "tools" if request.syntax.forces_calls else options.grammar_field
         grammar = await self._codecs.grammars.check(
             model, sampling.grammar, field, options.generated

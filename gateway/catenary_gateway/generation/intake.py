@@ -124,13 +124,17 @@ async def prompt_tokens(
     syntax = AnswerSyntax()
     match prompt:
         case ChatPrompt(messages, variables, tools):
-            _check_messages(messages, codec.most_characters(model.session_tokens), model)
-            text = codec.render(messages, variables, tools.shown if tools is not None else ())
+            most_characters = codec.most_characters(model.session_tokens)
+            _check_messages(messages, most_characters, model)
+            shown = tools.shown if tools is not None else ()
+            made = await codec.render(messages, variables, shown, most_characters=most_characters)
+            if made.characters > most_characters:
+                raise _too_long(model, field, f"has {made.characters} characters")
             if prompt.parsed:
-                syntax = AnswerSyntax.of(codec.forms, tools, text)
-            add_special_tokens = False
+                syntax = AnswerSyntax.of(codec.forms, tools, made.text)
+            return made.ids, syntax
         case TextPrompt(text):
-            add_special_tokens = True
+            pass
         case _:
             return _checked("prompt", prompt.token_ids, codec.vocabulary_size), syntax
     if not is_unicode(text):
@@ -138,11 +142,11 @@ async def prompt_tokens(
     if len(text) > codec.most_characters(model.session_tokens):
         # Text that can never fit is refused before the work of encoding it.
         raise _too_long(model, field, f"has {len(text)} characters")
-    return await codec.encode(text, special_tokens=add_special_tokens), syntax
+    return await codec.encode(text, special_tokens=True), syntax
 
 
 def _check_messages(messages: Sequence[Message], most_characters: int, model: Model) -> None:
-    """Refuses conversations that can never fit, before the template blocks the event loop."""
+    """Refuses conversations that can never fit, before the work of rendering them."""
     if len(messages) > MOST_MESSAGES:
         raise InvalidInput("messages", f"are {len(messages)}, at most {MOST_MESSAGES} may be")
     texts = (text for each in messages for text in each.values() if isinstance(text, str))

@@ -104,9 +104,7 @@ class EchoedPrompt:
 
         Without them (None) its tokens are left out.
         """
-        text = AnswerText(
-            request.codec.tokenizer, skips_special=request.sampling.skip_special_tokens
-        )
+        text = AnswerText(request.codec.table, skips_special=request.sampling.skip_special_tokens)
         said = ""
         offsets: list[int] = []
         for token in request.prompt:

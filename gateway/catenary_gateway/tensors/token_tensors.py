@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer, models
 
 from catenary_gateway.catalog import Model
 from catenary_gateway.inference import InferenceRequest, InferenceResponse, Tensor
@@ -31,16 +30,29 @@ _KINDS = ("input_ids", "attention_mask", "token_type_ids")
 """The inputs that can be made of texts."""
 
 
+class RowCodec(Protocol):
+    """Makes tokens of rows of texts, as a `TextCodec` does."""
+
+    def added_tokens(self, *, to_pair: bool) -> int:
+        """Returns how many tokens stand around a text, or a pair of texts."""
+        ...
+
+    async def encode_rows(
+        self, texts: Sequence[str], rows: Sequence[Sequence[int]], most: int
+    ) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
+        """Returns the tokens of rows of texts, and of which text of a pair each token is."""
+        ...
+
+
 async def with_tokens(
-    request: InferenceRequest, tokenizer: Tokenizer
+    request: InferenceRequest, codec: RowCodec
 ) -> tuple[InferenceRequest, NDArray[np.int64]]:
     """Returns a request of texts as one of tokens, and the text of each of its rows.
 
-    Tokens are made on a thread, for the most part without the interpreter's lock.
-
     Raises:
         InvalidInput: A text is too long, or the texts are too many.
-        NoActivePlan: The model wants inputs that no tokenizer makes.
+        NoActivePlan: The model wants inputs that no tokenizer makes, takes too few tokens for a
+            text or a pair of texts, or has files that fail at them.
     """
     model = request.model
     for spec in model.given:
@@ -54,9 +66,11 @@ async def with_tokens(
         if size > LONGEST_TEXT_BYTES:
             text = f"row {index} has {size} bytes; at most {LONGEST_TEXT_BYTES} may be"
             raise InvalidInput(model.inputs[0].name, text)
-    inputs, lengths, order = await asyncio.to_thread(
-        _inputs_of, tokenizer, texts, request.token_rows, model
-    )
+    if request.token_rows:
+        rows = [_Row(ids, (0,) * len(ids)) for ids in request.token_rows]
+    else:
+        rows = await _tokens(codec, texts, model)
+    inputs, lengths, order = await asyncio.to_thread(_inputs_of, rows, model)
     tokens = msgspec.structs.replace(
         request,
         model=replace(model, inputs=model.given, given=()),
@@ -87,21 +101,13 @@ class _Row(NamedTuple):
 
 
 def _inputs_of(
-    tokenizer: Tokenizer,
-    texts: Sequence[bytes] | Sequence[Sequence[bytes]],
-    token_rows: Sequence[Sequence[int]],
-    model: Model,
+    made: Sequence[_Row], model: Model
 ) -> tuple[dict[str, Tensor], NDArray[np.int64], NDArray[np.int64]]:
     """Returns the inputs made of texts, the lengths of these in tokens, and the order of the rows.
 
     Raises:
         InvalidInput: The texts are too many.
-        NoActivePlan: The model takes too few tokens for a text, or a pair of texts.
     """
-    if token_rows:
-        made = [_Row(ids, (0,) * len(ids)) for ids in token_rows]
-    else:
-        made = _tokens(tokenizer, texts, model)
     lengths = np.array([len(row.ids) for row in made], np.int64)
     longest = int(lengths.max())
     if longest * len(lengths) > MOST_TOKENS:
@@ -112,39 +118,19 @@ def _inputs_of(
     return {spec.name: _tensor(spec, ordered, longest) for spec in model.given}, lengths, order
 
 
-def _tokens(
-    tokenizer: Tokenizer, texts: Sequence[bytes] | Sequence[Sequence[bytes]], model: Model
+async def _tokens(
+    codec: RowCodec, texts: Sequence[bytes] | Sequence[Sequence[bytes]], model: Model
 ) -> list[_Row]:
     rows = [(row,) if isinstance(row, bytes) else tuple(row) for row in texts]
     most, pairs = model.text_tokens, len(rows[0]) > 1
-    if tokenizer.num_special_tokens_to_add(pairs) >= most:
+    if codec.added_tokens(to_pair=pairs) >= most:
         text = f"model {model.key} takes {most} tokens, which are no more than its special ones"
         raise NoActivePlan(text, details={"model": str(model.key)})
     # A query that is judged with a thousand documents is encoded once.
-    unlike = list(dict.fromkeys(text for row in rows for text in row))
-    # Only the library's functions for batches release the interpreter's lock.
-    found = tokenizer.encode_batch([t.decode() for t in unlike], add_special_tokens=False)
-    for encoded in found:
-        if len(encoded) > most:
-            encoded.truncate(most)
-    known: dict[bytes, Encoding] = dict(zip(unlike, found, strict=True))
-    finisher = _finisher(tokenizer, most)
-    ready = (
-        finisher.post_process(known[row[0]], known[row[1]] if len(row) > 1 else None)
-        for row in rows
-    )
-    return [_Row(encoded.ids, encoded.type_ids) for encoded in ready]
-
-
-def _finisher(tokenizer: Tokenizer, most: int) -> Tokenizer:
-    """Returns a tokenizer that only cuts encoded texts to `most` tokens, special ones included.
-
-    The one of the model is shared, and neither cuts nor has a vocabulary that is copied for this.
-    """
-    finisher = Tokenizer(models.WordLevel({}, unk_token=""))
-    finisher.post_processor = tokenizer.post_processor
-    finisher.enable_truncation(most, strategy="longest_first")
-    return finisher
+    places = {text: at for at, text in enumerate(dict.fromkeys(t for row in rows for t in row))}
+    unlike = [text.decode() for text in places]
+    numbered = [[places[text] for text in row] for row in rows]
+    return [_Row(*row) for row in await codec.encode_rows(unlike, numbered, most)]
 
 
 def _tensor(spec: TensorSpec, rows: Sequence[_Row], longest: int) -> Tensor:

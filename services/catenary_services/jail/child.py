@@ -35,6 +35,8 @@ class JailWorkspace:
     """Folder that is deleted with the process."""
     tell: Callable[[str], None]
     """Sends a sentence about the progress."""
+    channel: int | None = None
+    """Descriptor of the socket on which a resident process is given orders; None for others."""
 
 
 JailedWork = Callable[[bytes, JailWorkspace], bytes]
@@ -65,6 +67,7 @@ def main(messages: BinaryIO) -> None:
         output=Path(order.output),
         scratch=Path(order.scratch),
         tell=lambda text: say(JailProgress(text[:_WORDS])),
+        channel=order.channel,
     )
     try:
         say(JailAnswer(work(order.job, room)))

@@ -83,9 +83,21 @@ def confine(order: JailOrder) -> set[JailProtection]:
 
 def limit_memory(limits: JailLimits) -> None:
     """Limits the address space to `memory_bytes` more than it is now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + limits.memory_bytes
+    most = _address_space() + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def keep_memory(more_bytes: int) -> None:
+    """Limits the address space to `more_bytes` more than it is now, within the limit it has."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = _address_space() + more_bytes
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
 
 
 def code_paths() -> list[str]:

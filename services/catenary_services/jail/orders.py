@@ -65,16 +65,18 @@ class JailOrder(msgspec.Struct, frozen=True):
     job: bytes
     inputs: tuple[str, ...]
     """Files and folders the child may read."""
-    output: str
-    scratch: str
     limits: JailLimits
-    uid: int | None
+    output: str = ""
+    scratch: str = ""
+    uid: int | None = None
     """Number of the user the child becomes; None to stay the same user."""
-    reads_as_root: bool
+    reads_as_root: bool = False
     """Whether the child keeps the right to read files of other users; Landlock then limits the
     paths."""
-    expected: tuple[JailProtection, ...]
+    expected: tuple[JailProtection, ...] = ()
     """Protections without any one of which the child reads nothing."""
+    channel: int | None = None
+    """Descriptor of the socket on which a resident process is given orders; None for others."""
 
 
 class JailProgress(msgspec.Struct, frozen=True, tag="progress"):

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from catenary_services.errors import CatenaryError, InternalError, InvalidInput, error_of_reason
-from catenary_services.jail import users
+from catenary_services.jail import process
 from catenary_services.jail.harvest import left_behind, take_over, used_bytes
 from catenary_services.jail.orders import (
     JailAnswer,
@@ -25,11 +24,9 @@ from catenary_services.jail.orders import (
     JailLimits,
     JailOrder,
     JailProgress,
-    JailProtection,
     JailRefusal,
     Told,
 )
-from catenary_services.jail.protections import is_root, offered
 
 _LOOK_S = 0.25
 """Seconds between two checks of the time and of the files."""
@@ -37,26 +34,6 @@ _PIECE = 1 << 16
 _WORDS_KEPT = 4096
 _WORDS_SHOWN = 400
 _AFTERWARDS_S = 5.0
-_QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TQDM_DISABLE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "USER": "catenary-jail",
-    "LOGNAME": "catenary-jail",
-    "LANG": "C.UTF-8",
-    "MALLOC_ARENA_MAX": "2",
-    "CUDA_VISIBLE_DEVICES": "",
-    "PATH": "/nowhere",
-}
-"""The child's whole environment except for folders: it has no keys, proxies or devices."""
-
-
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Variables passed on unchanged, because times are measured in the jail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,42 +67,23 @@ def run_jailed(
         InvalidInput: A limit ended the work (`details["limit"]`), or it left files it should not.
         InternalError: The work failed in an unforeseen way; the message has its last output.
     """
-    protections = offered()
     with tempfile.TemporaryDirectory(prefix=".jail-", dir=into, ignore_cleanup_errors=True) as base:
-        folder = Path(base)
-        output, scratch = folder / "output", folder / "scratch"
-        output.mkdir(mode=0o700)
-        scratch.mkdir(mode=0o700)
-        open_to_all = users.is_open_to_all(work.inputs, folder)
-        # A child gets the right to read what others may not only where Landlock holds it.
-        may_change = is_root() and (open_to_all or JailProtection.LANDLOCK in protections)
-        uid = users.free_uid() if may_change else None
-        if uid is not None:
-            folder.chmod(0o711)
-            for each in (output, scratch):
-                os.chown(each, uid, uid)
         order = JailOrder(
             target=work.target,
             imports=work.imports,
             job=work.job,
-            inputs=tuple(str(path.resolve()) for path in work.inputs),
-            output=str(output.resolve()),
-            scratch=str(scratch.resolve()),
+            inputs=tuple(map(str, work.inputs)),
             limits=work.limits,
-            uid=uid,
-            reads_as_root=uid is not None and not open_to_all,
-            expected=tuple(
-                sorted(protections - ({JailProtection.OWN_USER} if uid is None else set()))
-            ),
         )
+        order = process.placed(order, Path(base))
         with _Stay(work, order, progress) as stay:
             stay.listen()
         answer = stay.answer()
-        files = left_behind(output, work.limits, work.subject)
+        files = left_behind(Path(order.output), work.limits, work.subject)
         if files and into is None:
             raise InternalError(f"{work.target} leaves files that nobody takes")
         if into is not None:
-            take_over(output, into, work.wanted, files)
+            take_over(Path(order.output), into, work.wanted, files)
         return answer
 
 
@@ -144,28 +102,8 @@ class _Stay:
         self._printed = 0
         receiving, sending = os.pipe()
         self._messages = os.fdopen(receiving, "rb", buffering=0)
-        scratch = order.scratch
-        path = [entry for entry in sys.path if entry]
-        threads = {name: os.environ[name] for name in _THREADS if name in os.environ}
-        environment = (
-            _QUIET
-            | threads
-            | {
-                "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in path),
-                **dict.fromkeys(("HOME", "TMPDIR", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR"), scratch),
-            }
-        )
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "catenary_services.jail.child", str(sending)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(sending,),
-                env=environment,
-                cwd=scratch,
-                start_new_session=True,
-            )
+            self._process = process.start(order, sending, subprocess.PIPE)
         except BaseException:
             self._messages.close()
             raise
@@ -177,25 +115,13 @@ class _Stay:
 
     def __exit__(self, *_: object) -> None:
         """Kills every process of the child."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-        if self._order.uid is not None:
-            users.end_all_of(self._order.uid)
+        process.end(self._order, self._process)
         self._messages.close()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
 
     def listen(self) -> None:
         """Reads the child's messages until it has ended or was ended."""
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(msgspec.json.encode(self._order))
-            self._process.stdin.close()
+        process.give(self._order, self._process)
         look_at = time.monotonic() + _LOOK_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._messages, selectors.EVENT_READ, self._hear)

@@ -22,7 +22,7 @@ from catenary_services.grammar.vocabulary import TokenVocabulary
 from small_models.tiny_tokenizer import END, tiny_tokenizer, tokens_of
 
 VOCABULARY = TokenVocabulary(tiny_tokenizer().to_str(), 259, (END,))
-MODEL = GrammarModel(ModelKey("tiny", "1"), tiny_tokenizer(), 259)
+MODEL = GrammarModel(ModelKey("tiny", "1"), tiny_tokenizer().to_str, 259)
 GOOD, WRONG = 'start: "ab" | "cd"', "start: nothing"
 
 
@@ -78,7 +78,9 @@ async def test_what_is_known_is_not_tried_again(checker: GrammarChecker) -> None
 
 
 async def test_a_grammar_that_matches_nothing_sayable_is_refused(checker: GrammarChecker) -> None:
-    other = GrammarModel(ModelKey("other", "1"), tiny_tokenizer(), 50)  # rows without letters
+    other = GrammarModel(
+        ModelKey("other", "1"), tiny_tokenizer().to_str, 50
+    )  # rows without letters
     assert "no text" in await refused(checker, GOOD, other)
 
 
@@ -91,7 +93,7 @@ async def test_an_answer_so_far_must_match(checker: GrammarChecker) -> None:
 async def test_more_models_than_are_kept_are_read_again(checker: GrammarChecker) -> None:
     for turn in range(2):
         for number in range(6):
-            model = GrammarModel(ModelKey(f"m{number}", "1"), tiny_tokenizer(), 259)
+            model = GrammarModel(ModelKey(f"m{number}", "1"), tiny_tokenizer().to_str, 259)
             await checker.check(model, f'start: "{turn}a"', "grammar")
 
 
@@ -103,6 +105,20 @@ async def test_a_grammar_that_takes_too_much_ends_the_process_and_is_refused(how
         assert "takes more than" in await refused(checker, how)
         await checker.check(MODEL, GOOD, "grammar")
         assert "takes more than" in await refused(checker, how)
+    finally:
+        await checker.close()
+
+
+async def test_a_vocabulary_that_ends_the_process_is_not_read_again_at_once() -> None:
+    checker = GrammarChecker(GrammarLimits(cpu_s=1), "grammars.hungry_grammars")
+    evil = GrammarModel(ModelKey("evil", "1"), tiny_tokenizer().to_str, 1)
+    try:
+        assert "tokenizer that can be used" in await refused(checker, GOOD, evil)
+        await checker.check(MODEL, GOOD, "grammar")
+        process = checker._process
+        assert "tokenizer that can be used" in await refused(checker, f"{GOOD} ", evil)
+        await checker.check(MODEL, f"{GOOD} ", "grammar")
+        assert checker._process is process
     finally:
         await checker.close()
 

@@ -17,9 +17,9 @@ from catenary_gateway.generation.forms.calls.plain_json import PlainJsonForm
 from catenary_gateway.generation.forms.calls.tool_form import ToolForm
 from catenary_gateway.generation.forms.conversations import written_out
 from catenary_gateway.generation.forms.tool_use import ToolDefinition
-from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_services.errors import InvalidInput
 from chat_texts.tool_templates import DEEPSEEK, HERMES, LLAMA3, MISTRAL, QWEN3
+from small_models.text_here import model_text
 from small_models.tiny_tokenizer import TEMPLATE, text_model
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -55,7 +55,7 @@ def test_templates_get_tools_and_calls_as_from_transformers(
         tokenize=False,
         add_generation_prompt=True,
     )
-    text = TextCodec.load(folder).render(SAID, {}, tools)
+    text = model_text(folder).render(SAID, {}, tools)
     assert text == expected
     assert "Zürich" in text
     assert ("Says the weather <there>." in text) == bool(tools)
@@ -72,14 +72,14 @@ def test_the_template_named_tool_use_is_for_tools_only(tmp_path: Path) -> None:
         {"name": "rag", "template": "{{"},
     ]
     config.write_text(json.dumps({"chat_template": named}))
-    codec = TextCodec.load(folder)
+    codec = model_text(folder)
     assert codec.render(SAID[:2], {}) == "plain"
     assert codec.render(SAID[:2], {}, TOOLS) == "weather"
     assert codec.render(SAID, {}) == "calls"
 
 
 def test_ids_of_other_models_are_made_fit_for_a_template(tmp_path: Path) -> None:
-    codec = TextCodec.load(text_model(tmp_path, template=MISTRAL))
+    codec = model_text(text_model(tmp_path, template=MISTRAL))
     text = codec.render(SAID[1:], {}, TOOLS)
     (called,) = re.findall(r'"id": "(\w{9})"', text)
     assert f"12 °C{called}[/TOOL_RESULTS]" in text
@@ -91,7 +91,7 @@ def test_ids_of_other_models_are_made_fit_for_a_template(tmp_path: Path) -> None
 
 
 def test_a_template_without_tools_gets_them_as_text(tmp_path: Path) -> None:
-    codec = TextCodec.load(text_model(tmp_path, template=TEMPLATE))
+    codec = model_text(text_model(tmp_path, template=TEMPLATE))
     text = codec.render(SAID, {}, TOOLS)
     system, user, call, result, last, answer = text.split("<|im_start|>")[1:]
     assert system.startswith("system\nBe brief.\n\n# Tools")
@@ -140,7 +140,7 @@ def test_a_form_is_shown_as_it_is_read(form: ToolForm) -> None:
 
 
 def test_a_template_may_refuse_a_conversation_with_calls(tmp_path: Path) -> None:
-    codec = TextCodec.load(text_model(tmp_path, template=LLAMA3))
+    codec = model_text(text_model(tmp_path, template=LLAMA3))
     twice = [SAID[1], SAID[2] | {"tool_calls": [CALL, CALL]}]
     with pytest.raises(InvalidInput, match="one call at a time"):
         codec.render(twice, {}, TOOLS)
@@ -148,7 +148,7 @@ def test_a_template_may_refuse_a_conversation_with_calls(tmp_path: Path) -> None
 
 def test_reasoning_of_earlier_answers_is_the_templates_to_show(tmp_path: Path) -> None:
     said = [SAID[1], {"role": "assistant", "content": "Cold.", "reasoning_content": "Hm."}]
-    text = TextCodec.load(text_model(tmp_path, template=QWEN3)).render(said, {})
+    text = model_text(text_model(tmp_path, template=QWEN3)).render(said, {})
     assert text.startswith("<think>\nHm.\n</think>")
-    other = TextCodec.load(text_model(tmp_path, "other", template=DEEPSEEK)).render(said, {})
+    other = model_text(text_model(tmp_path, "other", template=DEEPSEEK)).render(said, {})
     assert "Hm." not in other

@@ -12,7 +12,7 @@ from catenary_gateway.generation.forms.calls.mistral import MistralForm
 from catenary_gateway.generation.forms.calls.plain_json import PlainJsonForm
 from catenary_gateway.generation.forms.model_forms import forms_of
 from catenary_gateway.generation.forms.reasoning import ReasoningForm
-from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
+from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput, NoActivePlan
 from catenary_services.models.model_repository import REASONING_PARSERS, TOOL_PARSERS
@@ -26,6 +26,7 @@ from chat_texts.tool_templates import (
     THINKING,
     XML_CALLS,
 )
+from small_models.text_here import model_text
 from small_models.tiny_tokenizer import MORE, TEMPLATE, text_model
 
 TAGS, ALWAYS = ReasoningForm(assumed=False), ReasoningForm(assumed=True)
@@ -48,7 +49,7 @@ TAGS, ALWAYS = ReasoningForm(assumed=False), ReasoningForm(assumed=True)
 def test_forms_are_recognised_from_the_template(
     tmp_path: Path, template: str, tools: type, reasoning: ReasoningForm | None
 ) -> None:
-    forms = TextCodec.load(text_model(tmp_path, template=template)).forms
+    forms = model_text(text_model(tmp_path, template=template)).forms
     assert type(forms.tools) is tools
     assert forms.reasoning == reasoning
 
@@ -85,4 +86,4 @@ def test_every_name_of_the_settings_is_a_form() -> None:
 
 def test_special_tokens_are_known_by_their_texts(tmp_path: Path) -> None:
     folder = text_model(tmp_path, template=MISTRAL, special=("[TOOL_CALLS]",))
-    assert TextCodec.load(folder).forms.special_tokens["[TOOL_CALLS]"] == MORE
+    assert model_text(folder).forms.special_tokens["[TOOL_CALLS]"] == MORE

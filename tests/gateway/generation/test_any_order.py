@@ -18,7 +18,6 @@ from catenary_gateway.generation.request import (
     GenerationOptions,
     GenerationRequest,
 )
-from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, scheduler_pb2
@@ -28,12 +27,13 @@ from catenary_services.telemetry.metrics import Metrics
 from catenary_services.telemetry.tracing import TraceContext, Tracer
 from catenary_services.transport.acknowledgements import Lost
 from generation_harness import generating
+from small_models.text_here import codec_of
 from small_models.tiny_tokenizer import tiny_tokenizer, tokens_of
 
 ANSWER = "The quick brown fox — jumps."
 PROMPT = tokens_of("Go: ")
 TRUTH = PROMPT + tokens_of(ANSWER)
-CODEC = TextCodec(tiny_tokenizer(), None)
+CODEC = codec_of(tiny_tokenizer())
 KINDS = [
     "start",
     *["token"] * 4,

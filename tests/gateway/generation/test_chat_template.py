@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catenary_gateway.generation.text.chat_template import ChatTemplate
-from catenary_gateway.generation.text.text_codec import TextCodec, TextCodecs
+from catenary_gateway.generation.text.jailed.chat_template import ChatTemplate
+from catenary_gateway.generation.text.text_codec import TextCodecs
 from catenary_services.domain.ids import ModelKey
 from catenary_services.errors import InvalidInput, NoActivePlan
+from small_models.text_here import codec_of, model_text
 from small_models.tiny_tokenizer import TEMPLATE, text_model, tokens_of
 
 # The first test of all that asks for the model imports it.
@@ -83,7 +84,7 @@ def reference(folder: Path):
 def test_conversations_become_the_text_and_tokens_of_transformers(
     folders: dict[str, Path], name: str
 ) -> None:
-    theirs, ours = reference(folders[name]), TextCodec.load(folders[name])
+    theirs, ours = reference(folders[name]), model_text(folders[name])
 
     @settings(max_examples=60, deadline=None)
     @given(conversations, st.booleans())
@@ -102,7 +103,7 @@ def test_conversations_become_the_text_and_tokens_of_transformers(
         ids = theirs.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False, **variables
         )
-        assert ours.encode_now(text, special_tokens=False) == ids
+        assert ours.encode(text, special_tokens=False) == ids
 
     check()
 
@@ -112,8 +113,8 @@ def test_the_demo_model_speaks_as_with_transformers() -> None:
     from small_models.prompts import PROMPTS
 
     folder = shared_models().folder(KEY)
-    theirs, ours = reference(folder), TextCodec.load(folder)
-    assert ours.vocabulary_size == 49152
+    theirs, ours = reference(folder), model_text(folder)
+    assert ours.description().vocabulary_size == 49152
     turns = random.Random(4)
     for prompt in PROMPTS:
         messages = [{"role": "user", "content": prompt}]
@@ -125,8 +126,8 @@ def test_the_demo_model_speaks_as_with_transformers() -> None:
         expected = theirs.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False
         )
-        assert ours.encode_now(ours.render(messages, {}), special_tokens=False) == expected
-        assert ours.encode_now(prompt, special_tokens=True) == theirs(prompt)["input_ids"]
+        assert ours.encode(ours.render(messages, {}), special_tokens=False) == expected
+        assert ours.encode(prompt, special_tokens=True) == theirs(prompt)["input_ids"]
 
 
 def test_a_template_cannot_leave_its_sandbox() -> None:
@@ -155,10 +156,10 @@ def test_templates_are_found_wherever_transformers_keeps_them(tmp_path: Path) ->
     said = [{"role": "user", "content": "hi"}]
     for entry in ("A{{ eos_token }}", [{"name": "default", "template": "A{{ eos_token }}"}]):
         config.write_text(json.dumps({"eos_token": "</s>", "chat_template": entry}))
-        assert TextCodec.load(folder).render(said, {}) == "A</s>"
+        assert model_text(folder).render(said, {}) == "A</s>"
     config.write_text("{}")
-    codec = TextCodec.load(folder)
-    assert not codec.chats
+    codec = model_text(folder)
+    assert not codec.description().chats
     with pytest.raises(InvalidInput, match="no chat template"):
         codec.render(said, {})
 
@@ -198,6 +199,6 @@ async def test_files_that_make_no_sense_are_reported(tmp_path: Path) -> None:
 
 
 async def test_long_texts_are_encoded_as_short_ones(tmp_path: Path) -> None:
-    codec = TextCodec.load(text_model(tmp_path))
+    codec = codec_of(model_text(text_model(tmp_path)))
     text = "Grüße " * 1000
-    assert await codec.encode(text, special_tokens=False) == tokens_of(text)
+    assert list(await codec.encode(text, special_tokens=False)) == tokens_of(text)

@@ -14,6 +14,7 @@ from catenary_gateway.generation.text.token_bytes import TokenBytes
 from catenary_gateway.openai_http.logprob_forms import token_text
 from catenary_protos.catenary.v1 import generation_pb2, generation_pb2_grpc
 from generation_harness import Session, TextStage, text_stage
+from small_models.text_here import table_of
 from small_models.tiny_tokenizer import END, tiny_tokenizer, tokens_of
 
 ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -268,7 +269,7 @@ async def test_bad_words_become_tokens_of_their_own(running: TextStage) -> None:
 
 def test_bytes_of_tokens_are_those_of_their_text() -> None:
     tokenizer = tiny_tokenizer()
-    read = TokenBytes(tokenizer)
+    read = TokenBytes(table_of(tokenizer))
     text = "aé🙂 \n<|im_end|>"
     assert b"".join(map(read.of, tokenizer.encode(text).ids)).decode() == text
     assert read.of(10**6) == b""
@@ -291,7 +292,8 @@ def test_vocabularies_of_every_kind_are_read(decoder: object, expected: list[byt
     tokenizer = Tokenizer(models.BPE(vocab={"▁a": 0, "b": 1, "<0xC3>": 2}, merges=[]))
     if decoder is not None:
         tokenizer.decoder = decoder
-    assert [TokenBytes(tokenizer).of(token) for token in range(3)] == expected
+    read = TokenBytes(table_of(tokenizer))
+    assert [read.of(token) for token in range(3)] == expected
 
 
 def test_a_part_of_a_character_is_named_by_its_bytes() -> None:

@@ -32,6 +32,7 @@ from shared_helpers.encoder_agent import (
     logit_of,
     word_tokenizer,
 )
+from small_models.text_here import codec_of
 
 QUERY = "the cat"
 DOCUMENTS = ["a dog .", "cat sat on the mat", "on a mat . " * 9, "dog"]
@@ -180,7 +181,7 @@ async def test_pairs_are_cut_as_the_library_cuts_them(pairs: list[tuple[str, str
     model = judge_model()
     texts = object_array([text.encode() for pair in pairs for text in pair], (len(pairs), 2))
     asked = InferenceRequest(model, "id", {"text": texts}, len(pairs), (0,), InferenceOptions())
-    made, order = await with_tokens(asked, word_tokenizer())
+    made, order = await with_tokens(asked, codec_of(word_tokenizer()))
     for row, index in enumerate(order):
         ids, type_ids = pair_of(*pairs[index])
         size = made.row_sizes[row]
@@ -197,7 +198,7 @@ async def test_a_text_of_a_pair_that_is_too_long_is_refused(
     texts = object_array([b"cat", b"cat", b"cat", b"the  cat "], (2, 2))
     asked = InferenceRequest(judge_model(), "id", {"text": texts}, 2, (0,), InferenceOptions())
     with pytest.raises(InvalidInput, match="row 1 has 9 bytes"):
-        await with_tokens(asked, word_tokenizer())
+        await with_tokens(asked, codec_of(word_tokenizer()))
 
 
 @pytest.mark.parametrize(

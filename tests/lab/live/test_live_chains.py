@@ -15,7 +15,6 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.emulated import EmulatedDecoder
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
-from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_lab.live.chains.emulation import KEY, VOCABULARY, Emulation, plan_document
 from catenary_lab.live.chains.load import Answered
 from catenary_lab.live.chains.run import ChainsMeasured, ChainsRun, accounts_of, asked_of
@@ -39,6 +38,7 @@ from catenary_simulator.chains.result import ChainResult
 from catenary_simulator.chains.workload import SessionWorkload
 from catenaryd.command_line import cli
 from cluster_harness import ROOT
+from small_models.text_here import codec_of, model_text
 
 SCENARIO = ROOT / "scenarios" / "chains" / "table-1-live.yaml"
 SESSIONS = SessionWorkload(
@@ -178,7 +178,7 @@ def test_weights_and_caches_fill_the_memory_of_the_servers(
 def test_the_gateway_reads_the_tokenizer(cluster: ChainsCluster, tmp_path: Path) -> None:
     repository = ModelRepository(tmp_path)
     Emulation(cluster, 1.0, TOKENS).write_model(repository)
-    codec = TextCodec.load(repository.folder(KEY))
+    codec = codec_of(model_text(repository.folder(KEY)))
     assert codec.vocabulary_size == repository.decoder_table(KEY).vocabulary_size == VOCABULARY
     assert not codec.chats
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -344,13 +345,16 @@ def test_a_panic_of_a_binding_is_an_error() -> None:
 def test_no_process_is_left(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput):
         stay("__import__('time').sleep(1000)", tmp_path, JailLimits(wall_clock_s=0.5))
-    left = [
-        entry
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit()
-        and b"catenary_services.jail.child" in (entry / "cmdline").read_bytes()
-        and f"\nPPid:\t{os.getpid()}\n" in (entry / "status").read_text()
-    ]
+    left = []
+    for entry in Path("/proc").iterdir():
+        # Processes of others may end while they are looked at.
+        with suppress(OSError):
+            if (
+                entry.name.isdigit()
+                and b"catenary_services.jail.child" in (entry / "cmdline").read_bytes()
+                and f"\nPPid:\t{os.getpid()}\n" in (entry / "status").read_text()
+            ):
+                left.append(entry)
     assert left == []
 
 

@@ -22,6 +22,7 @@ SLOW_FOLDERS = (
     "docs",
     "ecosystem",
     "gateway/constrained",
+    "gateway/texts",
     "gpu_agent/decoders",
     "gpu_agent/encoders",
     "gpu_agent/engines",

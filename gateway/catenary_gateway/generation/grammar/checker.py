@@ -12,13 +12,13 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-from tokenizers import Tokenizer
 
 from catenary_gateway.generation.grammar.checking_child import KEPT, GrammarAnswer, GrammarOrder
 from catenary_services.domain.ids import ModelKey
@@ -32,8 +32,10 @@ _MOST_WAITING = 16
 _RETRY_NS = 500_000_000
 _LONGEST_ANSWER_BYTES = 1 << 20
 _LATE = "no grammar can be compiled at the moment"
+_AVOIDED_S = 60.0
+_UNREADABLE = GrammarAnswer("needs a tokenizer that can be used: reading this one takes too much")
 _ITS_OWN_FAULT = {-each for each in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)}
-"""The exit codes of a process that a grammar has ended."""
+"""The exit codes of a process that a grammar or a vocabulary has ended."""
 
 _log = get_logger("catenary_gateway.generation")
 
@@ -56,7 +58,8 @@ class GrammarModel:
     """A model that is to answer as a grammar says."""
 
     key: ModelKey
-    tokenizer: Tokenizer
+    tokenizer: Callable[[], str]
+    """Reads its tokenizer.json; called on a thread."""
     size: int
     """Number of rows of the logits."""
 
@@ -79,6 +82,8 @@ class GrammarChecker:
         self._process: asyncio.subprocess.Process | None = None
         self._sent: list[ModelKey] = []
         """The models whose vocabularies the process has, as long as it keeps them."""
+        self._avoided: dict[ModelKey, float] = {}
+        """The monotonic times until which vocabularies that ended the process are not read."""
 
     async def check(
         self, model: GrammarModel, grammar: str, field: str, answer: Sequence[int] = ()
@@ -140,11 +145,40 @@ class GrammarChecker:
             self._waiting -= 1
 
     async def _answer(self, model: GrammarModel, order: GrammarOrder) -> GrammarAnswer:
-        process = self._process = self._process or await self._started()
         if model.key not in self._sent:
-            text = await asyncio.to_thread(model.tokenizer.to_str)
-            order = msgspec.structs.replace(order, tokenizer=text)
+            read = await self._introduced(model, order)
+            if read.problem:
+                return read
+        found = await self._exchanged(order)
+        if found is not None:
+            return found
+        limits = self._limits
+        return GrammarAnswer(
+            f"takes more than the {limits.cpu_s} s or the {limits.memory_bytes >> 20} MiB that"
+            " compiling it may take"
+        )
+
+    async def _introduced(self, model: GrammarModel, order: GrammarOrder) -> GrammarAnswer:
+        """Has the process read a model's vocabulary, and returns what is wrong with it.
+
+        A vocabulary that ended the process is left alone for a while, since other models' grammars
+        wait meanwhile.
+        """
+        if time.monotonic() < self._avoided.get(model.key, 0.0):
+            return _UNREADABLE
+        text = await asyncio.to_thread(model.tokenizer)
+        bringing = msgspec.structs.replace(order, tokenizer=text, grammar="", answer=())
+        read = await self._exchanged(bringing)
+        if read is None:
+            self._avoided[model.key] = time.monotonic() + _AVOIDED_S
+            return _UNREADABLE
+        if not read.problem:
             self._sent = [*self._sent, model.key][-KEPT:]
+        return read
+
+    async def _exchanged(self, order: GrammarOrder) -> GrammarAnswer | None:
+        """Returns the process's answer to an order; None if the order has ended the process."""
+        process = self._process = self._process or await self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         line = b""
@@ -153,20 +187,13 @@ class GrammarChecker:
             await process.stdin.drain()
             line = await process.stdout.readline()
         if line:
-            found = msgspec.json.decode(line, type=GrammarAnswer)
-            if found.problem and order.tokenizer:  # which the process may not have understood
-                self._sent.remove(model.key)
-            return found
+            return msgspec.json.decode(line, type=GrammarAnswer)
         code = await process.wait()
         await self.close()
-        _log.warning("grammar_process_ended", exit_code=code)
+        _log.warning("grammar_process_ended", model=order.model, exit_code=code)
         if code not in _ITS_OWN_FAULT:
             raise Overloaded(_LATE, retry_after_ns=_RETRY_NS)
-        limits = self._limits
-        return GrammarAnswer(
-            f"takes more than the {limits.cpu_s} s or the {limits.memory_bytes >> 20} MiB that"
-            " compiling it may take"
-        )
+        return None
 
     async def _started(self) -> asyncio.subprocess.Process:
         path = os.pathsep.join(entry for entry in sys.path if entry)

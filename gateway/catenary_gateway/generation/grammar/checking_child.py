@@ -1,7 +1,8 @@
 """The process that tries grammars out, so that none of them can hold up or end a gateway.
 
-It reads a `GrammarOrder` on each line of its input, and writes a `GrammarAnswer` for it. A grammar
-that takes more processor time than its order says, or more memory than there is, ends the process.
+It reads a `GrammarOrder` on each line of its input, and writes a `GrammarAnswer` for it. A
+vocabulary comes in an order of its own. A vocabulary or a grammar that takes more processor time
+than it may, or more memory than there is, ends the process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from catenary_services.domain.sampling import MAX_GRAMMAR_BYTES
 from catenary_services.errors import InvalidInput
 from catenary_services.grammar.vocabulary import FIELD, TokenVocabulary
 
+READ_CPU_S = 10
+"""The most seconds of processor time for reading a vocabulary; 50,000 tokens take half a second."""
 KEPT = 4
 """Number of vocabularies that are kept; a further one takes the place of the oldest."""
 _WORDS = 300
@@ -34,6 +37,7 @@ class GrammarOrder(msgspec.Struct, frozen=True):
     """The content of tokenizer.json; empty if the model's was sent before."""
     size: int
     grammar: str
+    """Empty for an order that only brings a tokenizer."""
     answer: tuple[int, ...]
     """Tokens that an answer has already."""
     cpu_s: int
@@ -71,18 +75,13 @@ def _answer(
     problem = translated = ""
     try:
         if order.tokenizer:
+            _bound(READ_CPU_S)
             vocabularies.pop(order.model, None)
             vocabularies[order.model] = TokenVocabulary(order.tokenizer, order.size, ())
             if len(vocabularies) > KEPT:
                 del vocabularies[next(iter(vocabularies))]
-        _bound(order.cpu_s)
-        if not order.grammar.lstrip().startswith("{") and "::=" in order.grammar:
-            translated = _in_lark(order.grammar)
-        matcher = vocabularies[order.model].matcher(translated or order.grammar)
-        if order.answer:
-            matcher.accept(order.answer)
-        if not matcher.allowed().any():
-            problem = "matches no text that the model can say"
+        if order.grammar:
+            translated, problem = _tried(vocabularies[order.model], order)
     except InvalidInput as error:
         problem = error.message.partition(": ")[2]
         if error.field != FIELD:
@@ -92,6 +91,22 @@ def _answer(
     except BaseException as error:  # a panic of the engine is no `Exception`
         problem = f"cannot be compiled: {type(error).__name__}"
     answers.append(GrammarAnswer(problem, translated))
+
+
+def _tried(vocabulary: TokenVocabulary, order: GrammarOrder) -> tuple[str, str]:
+    """Returns a grammar in the form that agents know, if it was not, and what is wrong with it.
+
+    Raises:
+        InvalidInput: It cannot be compiled.
+    """
+    _bound(order.cpu_s)
+    translated = ""
+    if not order.grammar.lstrip().startswith("{") and "::=" in order.grammar:
+        translated = _in_lark(order.grammar)
+    matcher = vocabulary.matcher(translated or order.grammar)
+    if order.answer:
+        matcher.accept(order.answer)
+    return translated, "" if matcher.allowed().any() else "matches no text that the model can say"
 
 
 def _in_lark(rules: str) -> str:

@@ -95,7 +95,7 @@ class PendingSession:
         """The log probabilities of the prompt's tokens, as far as they came: all but the first."""
         sampling = request.sampling
         self.text = AnswerText(
-            request.codec.tokenizer,
+            request.codec.table,
             sampling.stop,
             sampling.min_tokens,
             keeps_stop=sampling.include_stop_str_in_output,

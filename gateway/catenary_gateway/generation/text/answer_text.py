@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Collection, Sequence
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from catenary_gateway.generation.text.token_table import TokenTable
+
+_WIDEST = 128
+"""Most tokens that are decoded together while they make no whole character."""
+_MOST_RESTARTS = 16
+_NEAR_TOKENS = 4096
+"""A stream that gave up looks back over answers up to this length."""
 
 
 class AnswerText:
@@ -18,7 +24,7 @@ class AnswerText:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        table: TokenTable,
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         *,
@@ -29,26 +35,24 @@ class AnswerText:
         """Begins without tokens.
 
         Args:
-            tokenizer: The tokenizer of the model.
+            table: The tokens of the model.
             stop: The texts that end the answer.
             min_tokens: Stop texts count only after this many tokens.
             keeps_stop: Whether the stop text that ended the answer is part of it.
             skips_special: Whether special tokens have no text.
             shown_tokens: Special tokens that have one in any case.
         """
-        self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._keeps_stop = keeps_stop
-        # The library leaves out all special tokens or none.
-        self._skips = skips_special and not shown_tokens
-        self._hidden: Collection[int] = ()
+        self._hidden: Collection[int] = table.special if skips_special else ()
         if skips_special and shown_tokens:
-            self._hidden = _special_tokens(tokenizer) - set(shown_tokens)
+            self._hidden = table.special.difference(shown_tokens)
+        self._stream: _ByteStream | _WindowStream = (
+            _ByteStream(table) if table.is_bytewise else _WindowStream(table)
+        )
         self._min_tokens = min_tokens
         self._longest_beginning = max(map(len, self._stop), default=1) - 1
-        self._ids: list[int] = []
-        self._stream = DecodeStream(skip_special_tokens=self._skips)
-        self._decoded: list[str] = []
+        self._tokens = 0
         self._held = ""
         self.length = 0
         """Number of characters decoded so far, those held back included."""
@@ -62,13 +66,12 @@ class AnswerText:
 
     def push(self, token_id: int) -> str:
         """Returns the text that is certain after one more token; it is often empty."""
-        self._ids.append(token_id)
-        fresh = "" if token_id in self._hidden else self._decode(token_id)
+        self._tokens += 1
+        fresh = "" if token_id in self._hidden else self._stream.step(token_id)
         if not fresh:
             return ""
-        self._decoded.append(fresh)
         self.length += len(fresh)
-        if not self._stop or len(self._ids) <= self._min_tokens:
+        if not self._stop or self._tokens <= self._min_tokens:
             # As in vLLM, stop texts count only after the least number of tokens.
             return fresh
         return self._until_stop(fresh)
@@ -77,7 +80,7 @@ class AnswerText:
         """Returns the rest of the text, after the last token."""
         if self.stopped:
             return ""
-        fresh = self._missing()
+        fresh = self._stream.end()
         certain = self._until_stop(fresh) if self._stop else fresh
         rest, self._held = self._held, ""
         return certain if self.stopped else certain + rest
@@ -104,24 +107,74 @@ class AnswerText:
         certain, self._held = text[: len(text) - keep], text[len(text) - keep :]
         return certain
 
-    def _decode(self, token_id: int) -> str:
-        try:
-            return self._stream.step(self._tokenizer, token_id) or ""
-        except Exception:
-            # The library raises where a decoder would take back text it has returned. Then only the
-            # text that decoding all tokens adds is certain, and a new stream continues after it.
-            self._stream = DecodeStream(skip_special_tokens=self._skips)
-            missing = self._missing()
-            return "" if missing.endswith("\ufffd") else missing
 
-    def _missing(self) -> str:
-        """Returns the text that decoding all tokens gives beyond the text decoded one by one."""
-        ids = [token for token in self._ids if token not in self._hidden]
-        whole: str = self._tokenizer.decode(ids, skip_special_tokens=self._skips)
-        decoded = "".join(self._decoded)
-        return whole[len(decoded) :] if whole.startswith(decoded) else ""
+class _ByteStream:
+    """The text of tokens that are bytes."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def step(self, token_id: int) -> str:
+        """Returns the characters that are whole after one more token."""
+        return self._decoder.decode(self._table.bytes_of(token_id))
+
+    def end(self) -> str:
+        """Returns what stands for half a character at the end."""
+        return self._decoder.decode(b"", final=True)
 
 
-def _special_tokens(tokenizer: Tokenizer) -> set[int]:
-    added = tokenizer.get_added_tokens_decoder()
-    return {number for number, token in added.items() if token.special}
+class _WindowStream:
+    """The text of tokens whose decoder looks at several of them.
+
+    As `DecodeStream` of the library `tokenizers`, it decodes the last tokens with and without a new
+    one; what the new one adds is the difference.
+    """
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._all: list[int] = []
+        self._said: list[str] = []
+        self._window: list[int] = []
+        self._prefix = ""
+        self._prefix_tokens = 0
+        self._restarts = 0
+
+    def step(self, token_id: int) -> str:
+        """Returns the text that is certain after one more token."""
+        self._all.append(token_id)
+        self._window.append(token_id)
+        text = self._table.decode(self._window)
+        if len(text) <= len(self._prefix):
+            return ""
+        if not text.startswith(self._prefix):
+            return self._restarted()
+        if text.endswith("\ufffd") and len(self._window) < _WIDEST:
+            return ""
+        return self._say(text)
+
+    def end(self) -> str:
+        """Returns what is left, with replacement characters."""
+        text = self._table.decode(self._window)
+        return text[len(self._prefix) :] if text.startswith(self._prefix) else ""
+
+    def _say(self, text: str) -> str:
+        fresh = text[len(self._prefix) :]
+        added = len(self._window) - self._prefix_tokens
+        self._window = self._window[self._prefix_tokens :]
+        self._prefix = self._table.decode(self._window)
+        self._prefix_tokens = added
+        self._said.append(fresh)
+        return fresh
+
+    def _restarted(self) -> str:
+        """Returns the text that all tokens have beyond what was said, where it was taken back."""
+        self._restarts += 1
+        said, whole = "", ""
+        if self._restarts <= _MOST_RESTARTS and len(self._all) <= _NEAR_TOKENS:
+            said, whole = "".join(self._said), self._table.decode(self._all)
+        self._window = self._window[-1:]
+        self._prefix, self._prefix_tokens = self._table.decode(self._window), 1
+        missing = whole[len(said) :] if whole.startswith(said) else self._prefix
+        self._said.append(missing)
+        return missing

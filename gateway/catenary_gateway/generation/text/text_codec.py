@@ -1,29 +1,45 @@
-"""Conversion of text to tokens with the files of a model's folder in the repository.
+"""Conversion of text to tokens and back with the files of a model's folder in the repository.
 
-tokenizer.json is all the tokenizer needs; chat_template.jinja (else the "chat_template" of
-tokenizer_config.json) turns a conversation into one text. Both are optional to the platform as a
-whole: without a template a model completes texts only.
+Templates and tokenizers are programs of whoever made the model, so a process of the model's own
+runs them (`jailed`, `text_worker`). What gateways themselves do with a model's files is look up
+tokens in a table (`token_table`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tokenizers import AddedToken, Tokenizer
+import msgspec
 
 from catenary_gateway.generation.forms.conversations import Message
-from catenary_gateway.generation.forms.model_forms import ModelForms, forms_of
+from catenary_gateway.generation.forms.model_forms import forms_of
 from catenary_gateway.generation.forms.tool_use import ToolDefinition
 from catenary_gateway.generation.grammar.checker import GrammarChecker
-from catenary_gateway.generation.text.encoder_config import EncoderConfig
-from catenary_gateway.generation.text.model_templates import ModelTemplates, templates_in
+from catenary_gateway.generation.text.jailed.orders import (
+    EncodeOrder,
+    Encodings,
+    Rendering,
+    RenderOrder,
+    RowsOrder,
+    TextDescription,
+    TextFiles,
+    TextOrder,
+    unpacked,
+)
+from catenary_gateway.generation.text.text_worker import (
+    USUAL_LIMITS,
+    TextLimits,
+    TextWorker,
+    unusable,
+)
 from catenary_gateway.generation.text.token_bytes import TokenBytes
-from catenary_services.bounded_files import LARGEST_JSON_BYTES
-from catenary_services.content.hashing import digests
+from catenary_gateway.generation.text.token_table import TokenTable
+from catenary_services.bounded_files import LARGEST_JSON_BYTES, LARGEST_TEMPLATE_BYTES
 from catenary_services.content.reading import VerifiedReading
 from catenary_services.domain.ids import ModelKey
 from catenary_services.domain.model import RECOGNISED, ModelManifest
@@ -37,15 +53,32 @@ from catenary_services.errors import (
 from catenary_services.log import get_logger
 from catenary_services.models.model_repository import ModelRepository, manifest_in
 
-_LONG_CHARACTERS = 2_000
-"""Texts with more characters than this are encoded in a thread: a token takes about a
-microsecond."""
 _UNREADABLE = (OSError, ValueError, InvalidInput, PlanError, ModelNotFound, Unavailable)
 """Errors of files that cannot be read; they are no mistake of a caller."""
+_ROW_CPU_S = 1e-4
+"""Processor time that each row may take beyond what its text may."""
+_MOST_STARTS = 4
+"""Processes of models that are started at a time."""
 
-_USUAL = EncoderConfig()
+_Answer = TypeVar("_Answer", Rendering, Encodings)
 
 _log = get_logger("catenary_gateway.generation")
+
+
+class TextService(Protocol):
+    """Answers orders with a model's templates and tokenizer, as a `TextWorker` does."""
+
+    async def call(self, order: bytes, more_cpu_s: float = 0.0) -> bytes:
+        """Returns the encoded answer to an encoded order."""
+        ...
+
+
+class RenderedPrompt(NamedTuple):
+    """A conversation as text and tokens: both empty if it has too many characters."""
+
+    characters: int
+    text: str
+    ids: array[int]
 
 
 class TextCodec:
@@ -53,67 +86,42 @@ class TextCodec:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        templates: ModelTemplates | None,
-        vocabulary_size: int = 0,
+        model: str,
+        service: TextService,
+        described: TextDescription,
         manifest: ModelManifest | None = None,
-        encoder: EncoderConfig = _USUAL,
     ) -> None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self.tokenizer = tokenizer
-        self.encoder = encoder
-        """The use of its answers, if the model is an encoder."""
-        self._templates = templates
-        self.forms = _forms_of(tokenizer, templates, manifest)
-        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        self.vocabulary_size = vocabulary_size or max(vocabulary.values(), default=-1) + 1
-        """All token ids lie below this. It is the number of rows of the embedding, which may exceed
-        the number of tokens."""
-        self._longest_token = max(map(len, vocabulary), default=1)
-        self._token_bytes = TokenBytes(tokenizer)
-
-    @classmethod
-    def load(
-        cls,
-        folder: Path,
-        reading: VerifiedReading | None = None,
-        manifest: ModelManifest | None = None,
-    ) -> TextCodec:
-        """Reads the files of a model's folder, which takes a while.
+        """Takes what the service says of the model.
 
         Args:
-            folder: The folder of the model.
-            reading: The check of the files; None to use them unchecked.
+            model: The model, as errors name it.
+            service: The service.
+            described: The description.
             manifest: The model's settings; None if it has none.
 
         Raises:
-            OSError: There is no tokenizer.json.
-            ValueError: A file is malformed.
-            ContentMismatch: A file is not what was recorded.
+            ValueError: The description makes no sense.
         """
-        files = reading or VerifiedReading(folder.name, folder, None, digests())
-        text = files.content("tokenizer.json", LARGEST_JSON_BYTES).decode()
-        try:
-            tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing more special
-            raise ValueError(f"tokenizer.json: {error}") from None
-        config = _document(files, "tokenizer_config.json")
-        templates = templates_in(files, config)
-        described = _document(files, "config.json")
-        size = described.get("vocab_size")
-        return cls(
-            tokenizer,
-            templates,
-            size if isinstance(size, int) else 0,
-            manifest,
-            EncoderConfig.of(described),
-        )
-
-    @property
-    def chats(self) -> bool:
+        self._model = model
+        self._service = service
+        self.table = TokenTable(described)
+        self.encoder = described.encoder
+        """The use of its answers, if the model is an encoder."""
+        self.chats = described.chats
         """True if there is a chat template."""
-        return self._templates is not None
+        self.forms = forms_of(
+            described.template,
+            {self.table.added[number]: number for number in described.special},
+            shows_tools=described.shows_tools,
+            tool_parser=manifest.tool_parser if manifest is not None else RECOGNISED,
+            reasoning_parser=manifest.reasoning_parser if manifest is not None else RECOGNISED,
+        )
+        self.vocabulary_size = described.vocabulary_size
+        """All token ids lie below this. It is the number of rows of the embedding, which may exceed
+        the number of tokens."""
+        self._added_tokens = described.added_to_text, described.added_to_pair
+        self._longest_token = described.longest_token
+        self._token_bytes = TokenBytes(self.table)
 
     def most_characters(self, tokens: int) -> int:
         """Returns the most characters of a text of `tokens` tokens.
@@ -122,68 +130,152 @@ class TextCodec:
         """
         return tokens * self._longest_token
 
-    def render(
+    def added_tokens(self, *, to_pair: bool) -> int:
+        """Returns how many tokens the tokenizer puts around a text, or a pair of texts."""
+        return self._added_tokens[to_pair]
+
+    async def render(
         self,
         messages: Sequence[Message],
-        variables: Mapping[str, object],
+        variables: Mapping[str, Any],
         tools: Sequence[ToolDefinition] = (),
         *,
+        most_characters: int,
         add_generation_prompt: bool = True,
-    ) -> str:
-        """Returns a conversation as the text that the model continues.
+        special_tokens: bool = False,
+    ) -> RenderedPrompt:
+        """Returns a conversation as the text that the model continues, and its tokens.
+
+        Args:
+            messages: JSON objects with "role" and "content".
+            variables: Further JSON values for the template.
+            tools: The tools that the model is told of.
+            most_characters: A longer text is not encoded.
+            add_generation_prompt: False to leave out what stands before an answer.
+            special_tokens: Whether to add the tokens that the tokenizer puts around a text, which
+                templates do as a rule.
 
         Raises:
             InvalidInput: There is no template, or it refuses the conversation; or there are tools,
                 and the model calls none.
+            NoActivePlan: The model's files fail at it.
         """
-        if self._templates is None:
-            raise InvalidInput("messages", "this model has no chat template; send it a prompt")
-        if tools and self.forms.tools is None:
-            raise InvalidInput("tools", "this model calls no tools (its tool_parser is none)")
-        return self._templates.render(
-            messages,
-            variables,
-            tools,
-            self.forms.tools,
-            add_generation_prompt=add_generation_prompt,
+        order = RenderOrder(
+            [dict(message) for message in messages],
+            dict(variables),
+            list(tools),
+            add_generation_prompt,
+            special_tokens,
+            most_characters,
         )
+        made = _decoded(await self._asked(order, "messages"), Rendering, self._model)
+        return RenderedPrompt(made.characters, made.text, self._ids(made.ids))
 
-    async def encode(self, text: str, *, special_tokens: bool) -> list[int]:
-        """Returns the tokens of a text.
+    async def encode(self, text: str, *, special_tokens: bool) -> array[int]:
+        """Returns the tokens of a text, in which special tokens are recognised.
 
         Args:
-            text: The text, in which special tokens are recognised.
-            special_tokens: Whether to add the tokens that the tokenizer puts around a text; False
-                for the text of a chat template, which has them.
+            text: The text.
+            special_tokens: Whether to add the tokens that the tokenizer puts around a text.
+
+        Raises:
+            NoActivePlan: The model's files fail at it.
         """
-        if len(text) <= _LONG_CHARACTERS:
-            return self.encode_now(text, special_tokens=special_tokens)
-        (ids,) = await asyncio.to_thread(self._encode_aside, [text], special_tokens)
+        (ids,) = await self.encode_all([text], special_tokens=special_tokens)
         return ids
 
-    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the tokens of each text, without any around it."""
-        return await asyncio.to_thread(self._encode_aside, texts, False)
+    async def encode_all(
+        self, texts: Sequence[str], *, special_tokens: bool = False
+    ) -> list[array[int]]:
+        """Returns the tokens of each text; see `encode`."""
+        answer = await self._asked(EncodeOrder(texts, special_tokens), "prompt")
+        made = _decoded(answer, Encodings, self._model)
+        if len(made.ids) != len(texts):
+            raise self._nonsense()
+        return [self._ids(each) for each in made.ids]
+
+    async def encode_rows(
+        self, texts: Sequence[str], rows: Sequence[Sequence[int]], most: int
+    ) -> list[tuple[array[int], array[int]]]:
+        """Returns the tokens of rows, cut to `most`, and of which text of a pair each token is.
+
+        Args:
+            texts: The texts.
+            rows: The index of a text, or of two, for each row.
+            most: The most tokens of a row, those around texts included.
+
+        Raises:
+            NoActivePlan: The model's files fail at it.
+        """
+        answer = await self._asked(
+            RowsOrder(texts, rows, most), "text", _ROW_CPU_S * (len(texts) + len(rows))
+        )
+        made = _decoded(answer, Encodings, self._model)
+        if not len(made.ids) == len(made.type_ids) == len(rows):
+            raise self._nonsense()
+        found = []
+        for ids, kinds in zip(made.ids, made.type_ids, strict=True):
+            own = self._ids(ids)
+            if len(own) > most or (kinds and len(kinds) != len(ids)):
+                raise self._nonsense()
+            found.append((own, unpacked(kinds or bytes(len(ids)))))
+        return found
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns what a token adds to a text, in UTF-8; it may be a part of a character."""
         return self._token_bytes.of(token_id)
 
-    def encode_now(self, text: str, *, special_tokens: bool) -> list[int]:
-        """Returns the tokens of a text, encoded on this thread."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special_tokens).ids
+    async def _asked(self, order: TextOrder, field: str, more_cpu_s: float = 0.0) -> bytes:
+        try:
+            content = msgspec.msgpack.encode(order)
+        except UnicodeEncodeError:
+            raise InvalidInput(field, "has halves of characters (lone surrogates)") from None
+        except (OverflowError, RecursionError):
+            raise InvalidInput(field, "has a number or a depth that is too large") from None
+        return await self._service.call(content, more_cpu_s)
+
+    def _ids(self, content: bytes) -> array[int]:
+        try:
+            ids = unpacked(content)
+        except ValueError:
+            raise self._nonsense() from None
+        if ids and max(ids) >= self.vocabulary_size:
+            raise unusable(self._model, f"they give tokens beyond {self.vocabulary_size - 1}")
         return ids
 
-    def _encode_aside(self, texts: Sequence[str], special_tokens: bool) -> list[list[int]]:
-        # Only the library's functions for batches release the interpreter lock.
-        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)
-        return [each.ids for each in encoded]
+    def _nonsense(self) -> NoActivePlan:
+        return unusable(self._model, "what reads them says what makes no sense")
+
+
+def _decoded(content: bytes, kind: type[_Answer], model: str) -> _Answer:
+    try:
+        return msgspec.msgpack.decode(content, type=kind)
+    except msgspec.MsgspecError as error:
+        raise unusable(model, str(error)) from None
 
 
 class TextCodecs:
-    """The codecs of all requested models, whose files are read once, in a thread."""
+    """The codecs of all requested models, each with a process of its own."""
 
-    def __init__(self, repository: Path) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        limits: TextLimits = USUAL_LIMITS,
+        *,
+        special_from_content: bool = False,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            repository: The folder of all models.
+            limits: The limits of each order.
+            special_from_content: Whether special tokens are recognised in what clients write in
+                conversations.
+        """
+        self._limits = limits
+        self._special_from_content = special_from_content
+        self._starts = asyncio.Semaphore(_MOST_STARTS)
+        self._workers: dict[ModelKey, TextWorker] = {}
         self.repository = ModelRepository(repository)
         """The models; whatever brings in missing files supplies them to it."""
         self.grammars = GrammarChecker()
@@ -209,6 +301,8 @@ class TextCodecs:
         try:
             # A caller that is cancelled must not cancel the reading that others wait for.
             return await asyncio.shield(self._load(model))
+        except NoActivePlan:
+            raise
         except _UNREADABLE as error:
             raise NoActivePlan(
                 f"model {model} cannot be asked here: its tokenizer files cannot be read",
@@ -220,22 +314,57 @@ class TextCodecs:
         load = self._loads.get(model)
         return load.result() if load is not None and _is_good(load) else None
 
+    def tokenizer_text(self, model: ModelKey) -> str:
+        """Returns the content of a model's tokenizer.json; it reads the file.
+
+        Raises:
+            NoActivePlan: It cannot be read.
+        """
+        try:
+            with self.repository.reading(model) as reading:
+                return reading.content("tokenizer.json", LARGEST_JSON_BYTES).decode()
+        except _UNREADABLE as error:
+            raise unusable(str(model), str(error)) from error
+
+    async def close(self) -> None:
+        """Ends all processes."""
+        await self.grammars.close()
+        await asyncio.gather(*(worker.close() for worker in self._workers.values()))
+
     def _load(self, model: ModelKey) -> asyncio.Future[TextCodec]:
         load = self._loads.get(model)
         if load is None:
-            load = asyncio.ensure_future(asyncio.to_thread(self._read, model))
+            load = asyncio.ensure_future(self._loading(model))
             self._loads[model] = load
             load.add_done_callback(lambda done: self._loaded(model, done))
         return load
 
-    def _read(self, model: ModelKey) -> TextCodec:
-        self.prepare(model)
+    async def _loading(self, model: ModelKey) -> TextCodec:
+        worker = self._workers.get(model)
+        if worker is None:
+            read = partial(self._read, model)
+            worker = TextWorker(str(model), read, self._starts, self._limits)
+            self._workers[model] = worker
+        described = await worker.describe()
+        manifest = await asyncio.to_thread(self._manifest, model)
+        try:
+            # A large table takes some milliseconds.
+            return await asyncio.to_thread(TextCodec, str(model), worker, described, manifest)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"tokenizer.json: {error!r}") from None
+
+    def _manifest(self, model: ModelKey) -> ModelManifest | None:
         with self.repository.reading(model) as reading:
             try:
-                manifest = manifest_in(reading, model)
+                return manifest_in(reading, model)
             except FileNotFoundError:
-                manifest = None
-            return TextCodec.load(self.repository.folder(model), reading, manifest)
+                return None
+
+    def _read(self, model: ModelKey) -> TextFiles:
+        self.prepare(model)
+        manifest = self._manifest(model)
+        with self.repository.reading(model) as reading:
+            return files_in(reading, manifest, special_from_content=self._special_from_content)
 
     def _loaded(self, model: ModelKey, load: asyncio.Future[TextCodec]) -> None:
         if load.cancelled() or load.exception() is not None:
@@ -246,28 +375,36 @@ class TextCodecs:
             _log.warning("tokenizer_not_loaded", model=str(model), why=why)
 
 
+def files_in(
+    reading: VerifiedReading,
+    manifest: ModelManifest | None = None,
+    *,
+    special_from_content: bool = False,
+) -> TextFiles:
+    """Returns the files of a model that its worker is to read.
+
+    Raises:
+        OSError: There is no tokenizer.json.
+        InvalidInput: A file is too large.
+        ContentMismatch: A file is not what was recorded.
+    """
+    return TextFiles(
+        reading.content("tokenizer.json", LARGEST_JSON_BYTES),
+        _content(reading, "tokenizer_config.json", LARGEST_JSON_BYTES),
+        _content(reading, "chat_template.jinja", LARGEST_TEMPLATE_BYTES),
+        _content(reading, "config.json", LARGEST_JSON_BYTES),
+        manifest.tool_parser if manifest is not None else RECOGNISED,
+        manifest.reasoning_parser if manifest is not None else RECOGNISED,
+        special_from_content,
+    )
+
+
 def _is_good(load: asyncio.Future[TextCodec]) -> bool:
     return load.done() and not load.cancelled() and load.exception() is None
 
 
-def _document(files: VerifiedReading, name: str) -> dict[str, Any]:
+def _content(reading: VerifiedReading, name: str, most_bytes: int) -> bytes | None:
     try:
-        document = json.loads(files.content(name, LARGEST_JSON_BYTES))
+        return reading.content(name, most_bytes)
     except FileNotFoundError:
-        return {}
-    if not isinstance(document, dict):
-        raise ValueError(f"{name}: not a JSON object")
-    return document
-
-
-def _forms_of(
-    tokenizer: Tokenizer, templates: ModelTemplates | None, manifest: ModelManifest | None
-) -> ModelForms:
-    added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
-    return forms_of(
-        templates.tools.source if templates is not None else "",
-        {token.content: number for number, token in added.items() if token.special},
-        shows_tools=templates is not None and templates.tools.shows_tools,
-        tool_parser=manifest.tool_parser if manifest is not None else RECOGNISED,
-        reasoning_parser=manifest.reasoning_parser if manifest is not None else RECOGNISED,
-    )
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from catenary_services.errors import InvalidInput
 MOST_CHARACTERS = 1 << 20
 """Most characters of a text; the answer is several times as long."""
 MOST_TOKENS = 1 << 18
+MOST_DECODED_CHARACTERS = 1 << 23
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
@@ -53,14 +55,8 @@ async def answer_tokens(request: web.Request) -> web.Response:
     """Answers the tokens of a prompt, or of a conversation as the model would be given it."""
     async with read_call(request, _tokenize_body) as (call, body):
         model, codec = await call.pipeline.codec(call.principal, body.model)
-        text, field = _text(codec, body)
-        if len(text) > MOST_CHARACTERS:
-            raise InvalidInput(field, f"has {len(text)} characters; at most {MOST_CHARACTERS}")
-        if not is_unicode(text):
-            raise InvalidInput(field, "has halves of characters (lone surrogates)")
-        special = field == "prompt" if body.add_special_tokens is None else body.add_special_tokens
-        ids = await codec.encode(text, special_tokens=special)
-        tokens = [codec.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
+        ids = list(await _tokens(codec, body))
+        tokens = list(map(codec.table.text_of, ids)) if body.return_token_strs else None
     document = {
         "count": len(ids),
         "max_model_len": model.most_tokens,
@@ -77,8 +73,10 @@ async def answer_text(request: web.Request) -> web.Response:
         if body.tokens and max(body.tokens) >= codec.vocabulary_size:
             text = f"token ids of this model lie in 0..{codec.vocabulary_size - 1}"
             raise InvalidInput("tokens", text)
-        decode = codec.tokenizer.decode
-        text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
+        if codec.table.characters(body.tokens) > MOST_DECODED_CHARACTERS:
+            text = f"would be a text of more than {MOST_DECODED_CHARACTERS} characters"
+            raise InvalidInput("tokens", text)
+        text = await asyncio.to_thread(codec.table.decode, body.tokens)
     return json_response({"prompt": text}, headers=call.headers)
 
 
@@ -94,10 +92,13 @@ def _detokenize_body(fields: Fields) -> DetokenizeBody:
     return typed(fields, DetokenizeBody)
 
 
-def _text(codec: TextCodec, body: TokenizeBody) -> tuple[str, str]:
-    """Returns the text that is encoded, and the field that it comes from."""
+async def _tokens(codec: TextCodec, body: TokenizeBody) -> Sequence[int]:
+    """Returns the tokens of a prompt, or of a conversation."""
     if body.prompt is not None:
-        return body.prompt, "prompt"
+        _check_length("prompt", len(body.prompt))
+        if not is_unicode(body.prompt):
+            raise InvalidInput("prompt", "has halves of characters (lone surrogates)")
+        return await codec.encode(body.prompt, special_tokens=body.add_special_tokens is not False)
     chat = chat_of(
         {
             "model": body.model,
@@ -106,10 +107,18 @@ def _text(codec: TextCodec, body: TokenizeBody) -> tuple[str, str]:
         }
     ).prompts[0]
     assert isinstance(chat, ChatPrompt)
-    if sum(len(str(each["content"])) for each in chat.messages) > MOST_CHARACTERS:
-        # A template blocks the event loop, so what is too long is refused before.
-        raise InvalidInput("messages", f"have more than {MOST_CHARACTERS} characters")
-    text = codec.render(
-        chat.messages, chat.variables, add_generation_prompt=body.add_generation_prompt
+    _check_length("messages", sum(len(str(each["content"])) for each in chat.messages))
+    made = await codec.render(
+        chat.messages,
+        chat.variables,
+        most_characters=MOST_CHARACTERS,
+        add_generation_prompt=body.add_generation_prompt,
+        special_tokens=body.add_special_tokens is True,
     )
-    return text, "messages"
+    _check_length("messages", made.characters)
+    return made.ids
+
+
+def _check_length(field: str, characters: int) -> None:
+    if characters > MOST_CHARACTERS:
+        raise InvalidInput(field, f"has {characters} characters; at most {MOST_CHARACTERS}")

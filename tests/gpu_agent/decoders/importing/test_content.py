@@ -16,7 +16,7 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.decoders.onnx.building import ensure_graph
 from catenary_agent.executors.device import Device
-from catenary_gateway.generation.text.text_codec import TextCodec
+from catenary_gateway.generation.text.text_codec import files_in
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.storage.values.stored import DeploymentSpec
 from catenary_services.content.record import RECORD_FILE
@@ -52,7 +52,7 @@ def by_torch_in_pieces(repository: ModelRepository, key: ModelKey) -> None:
 
 def by_gateway(repository: ModelRepository, key: ModelKey) -> None:
     with repository.reading(key) as reading:
-        TextCodec.load(repository.folder(key), reading)
+        files_in(reading)
 
 
 async def deployed(repository: ModelRepository, key: ModelKey) -> None:

@@ -16,9 +16,8 @@ from catenary_gateway.generation.forms.conversations import (
     written_out,
 )
 from catenary_gateway.generation.forms.tool_use import ToolDefinition
-from catenary_gateway.generation.text.chat_template import ChatTemplate
+from catenary_gateway.generation.text.jailed.chat_template import ChatTemplate
 from catenary_services.bounded_files import LARGEST_TEMPLATE_BYTES
-from catenary_services.content.reading import VerifiedReading
 
 _SPECIAL_TOKENS = (
     "bos_token",
@@ -75,17 +74,17 @@ class ModelTemplates:
         )
 
 
-def templates_in(files: VerifiedReading, config: Mapping[str, Any]) -> ModelTemplates | None:
-    """Returns the templates in a model's folder; None if there are none.
+def templates_in(file: bytes | None, config: Mapping[str, Any]) -> ModelTemplates | None:
+    """Returns the templates in a model's files; None if there are none.
 
     Args:
-        files: The folder.
-        config: The document in its tokenizer_config.json.
+        file: The content of chat_template.jinja; None if there is none.
+        config: The document in tokenizer_config.json.
 
     Raises:
         ValueError: A template is malformed.
     """
-    sources = _sources_in(files, config)
+    sources = _sources_in(file, config)
     special_tokens = _special_tokens(config)
     try:
         compiled = {name: ChatTemplate(each, special_tokens) for name, each in sources.items()}
@@ -95,12 +94,11 @@ def templates_in(files: VerifiedReading, config: Mapping[str, Any]) -> ModelTemp
     return None if chat is None else ModelTemplates(chat, compiled.get("tool_use", chat))
 
 
-def _sources_in(files: VerifiedReading, config: Mapping[str, Any]) -> dict[str, str]:
+def _sources_in(file: bytes | None, config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the sources of templates by name: "default", and "tool_use" if there is one."""
-    try:
-        return {"default": files.content("chat_template.jinja", LARGEST_TEMPLATE_BYTES).decode()}
-    except FileNotFoundError:
-        source = config.get("chat_template")
+    if file is not None:
+        return {"default": file.decode()}
+    source = config.get("chat_template")
     if source is None:
         return {}
     named = source if isinstance(source, list) else [{"name": "default", "template": source}]
@@ -110,6 +108,8 @@ def _sources_in(files: VerifiedReading, config: Mapping[str, Any]) -> dict[str, 
         raise ValueError("tokenizer_config.json: chat_template has no names") from None
     if not all(isinstance(each, str) for each in sources.values()):
         raise ValueError("tokenizer_config.json: chat_template is not a text")
+    if max(map(len, sources.values()), default=0) > LARGEST_TEMPLATE_BYTES:
+        raise ValueError("tokenizer_config.json: chat_template is too long")
     return {name: sources[name] for name in ("default", "tool_use") if name in sources}
 
 

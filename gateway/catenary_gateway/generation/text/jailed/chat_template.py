@@ -74,7 +74,9 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:
             # This includes errors of the template itself, such as for a role it does not expect.
             raise InvalidInput("messages", f"the model's chat template says: {error}") from None
 
