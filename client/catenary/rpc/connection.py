@@ -87,7 +87,7 @@ class Connection:
             ("grpc.max_receive_message_length", LARGEST_REPLY_BYTES),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
-            # In spite of its name the time that an attempt to connect may take, handshakes included.
+            # In spite of its name the time that an attempt to connect may take, with handshakes.
             ("grpc.min_reconnect_backoff_ms", 10_000),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),

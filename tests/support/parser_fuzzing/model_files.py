@@ -10,13 +10,13 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from catenary_gateway.generation.text.chat_template import ChatTemplate
 
 from catenary_agent.decoders.importing.import_worker import ImportOptions, check_config
 from catenary_agent.decoders.model_files.checkpoint import Checkpoint
 from catenary_agent.decoders.model_files.gguf_weights import plain_reader, write_model
 from catenary_agent.decoders.model_files.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
 from catenary_agent.partitioning.onnx_graph import load_onnx
-from catenary_gateway.generation.text.chat_template import ChatTemplate
 from catenary_gateway.generation.text.text_codec import TextCodec
 from catenary_services.content.record import decode as decode_record
 from catenary_services.content.record import encode as encode_record
