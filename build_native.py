@@ -101,6 +101,7 @@ MYPYC = (
     "scheduler/catenary_scheduler/dispatch/placing/length_histogram.py",
     "scheduler/catenary_scheduler/dispatch/placing/lengths.py",
     "scheduler/catenary_scheduler/dispatch/placing/occupancy.py",
+    "scheduler/catenary_scheduler/dispatch/placing/prefix_directory.py",
     "scheduler/catenary_scheduler/dispatch/placing/worker.py",
     "scheduler/catenary_scheduler/dispatch/pooled/row_queue.py",
     "scheduler/catenary_scheduler/dispatch/pooled/routes.py",

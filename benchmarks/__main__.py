@@ -35,10 +35,11 @@ MODULES = {
     "cache_growth": "benchmarks.generation.cache_growth",
     "generation": "benchmarks.generation.generation",
     "guesses": "benchmarks.generation.guesses",
+    "prefix": "benchmarks.generation.prefixes",
     "engines": "benchmarks.generation.engines",
 }
 """Every bench by its name, in the order they are run and recorded in."""
-LONG = frozenset({"engines", "generation", "guesses", "migration", "split_phase"})
+LONG = frozenset({"engines", "generation", "guesses", "migration", "prefix", "split_phase"})
 """Benches that take minutes even with few repeats: the short form runs them only by name."""
 
 

@@ -32,7 +32,9 @@ TEMPLATES = Path(__file__).parent / "truth_pages"
 OLD_COMMITS = 200
 """A record of real processes with more commits than this behind it is reported as old, which is no
 failure."""
-UNRENDERED: dict[str, str] = {}
+UNRENDERED: dict[str, str] = {
+    "shared-beginnings": "to be recorded, and rendered beside the other scenarios of placement",
+}
 """Scenarios without a record, with the reason."""
 OTHER_SETTINGS: dict[str, str] = {}
 """Records whose settings differ from today's scenario file, with the reason."""
@@ -49,6 +51,7 @@ UNMEASURED = {
     "sampling": _LONG,
     "migration": _LONG,
     "engines": "this machine was never quiet for as long as it takes",
+    "prefix": "to be recorded on a quiet machine",
 }
 """Benches without a record, with the reason."""
 

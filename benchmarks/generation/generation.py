@@ -55,7 +55,15 @@ class Stream:
 class Cluster:
     """A local cluster that serves one model over `agents` agents."""
 
-    def __init__(self, name: str, model: str, agents: int, *, guesses: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        agents: int,
+        *,
+        guesses: bool = False,
+        keeps_prefixes: bool = False,
+    ) -> None:
         """Describes a cluster.
 
         Args:
@@ -64,8 +72,14 @@ class Cluster:
             agents: Number of agents.
             guesses: Whether agents guess tokens, as they do by default. The cost of a token shows
                 without only, for prompts of arbitrary tokens make answers repeat themselves.
+            keeps_prefixes: Whether agents keep the caches of beginnings, as they do by default. The
+                cost of a prompt shows without only, where it is asked again and again.
         """
-        options = {"threads": THREADS} if guesses else {"threads": THREADS, "draft_tokens": 0}
+        options: dict[str, object] = {"threads": THREADS}
+        if not guesses:
+            options["draft_tokens"] = 0
+        if not keeps_prefixes:
+            options["prefix_cache"] = "off"
         self.model = model
         self.agents = agents
         data_dir = data_dir_of(name)

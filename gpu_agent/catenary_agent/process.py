@@ -129,7 +129,9 @@ class AgentProcess:
             GenerationLimits(
                 settings.prefill_chunk_tokens or _chunk_tokens(settings, self.share.device),
                 settings.draft_tokens,
-                settings.push_timeout_s,
+                keeps_prefixes=settings.prefix_cache == "on",
+                prefix_host_bytes=settings.prefix_host_bytes,
+                push_timeout_s=settings.push_timeout_s,
             ),
         )
         self.engine.hand_frames_to(self.generation.on_frame, self.generation.frame_kinds)
@@ -463,6 +465,7 @@ class AgentProcess:
             self.metrics.block_slots_used.set(used)
             self.metrics.block_slots.set(slots)
             self.metrics.generation_sessions.set(self.generation.sessions)
+            self.metrics.kept_block_tokens.set(self.generation.kept_block_tokens)
             self.metrics.epoch.set(self.engine.epoch)
             self._model_store.release_unused(self._loader.models)
             self._tell_probes()

@@ -145,6 +145,17 @@ class AgentSettings(ModelFolderSettings):
         description="Most next tokens of an answer that are guessed from its own text and computed "
         "with the one that is known, where that is likely to pay; 0: none. Answers are the same.",
     )
+    prefix_cache: Literal["off", "on"] = Field(
+        "on",
+        description="on: caches of sessions that are over are kept in the memory that others leave "
+        "over, and a session that begins with the same tokens starts behind them.",
+    )
+    prefix_host_bytes: int = Field(
+        0,
+        ge=0,
+        description="Most bytes of host memory for them beside each partition whose caches have "
+        "memory of their own (PyTorch). Prompts are copied there as they are computed; 0: none is.",
+    )
     push_timeout_s: float = Field(
         2.0, gt=0, description="A peer that takes no byte of a frame for this long counts as lost."
     )

@@ -272,7 +272,10 @@ class SchedulerSettings(ProcessSettings):
         default=30.0, gt=0.0, description="The load is what arrived about this long ago or less."
     )
     switch_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="A change of plan not done by then is rolled back."
+        default=120.0,
+        gt=0.0,
+        description="A change of plan of whose progress nothing is heard for so long "
+        "is rolled back.",
     )
     load_attempts: int = Field(
         default=1,

@@ -63,6 +63,7 @@ class _Connection:
     since_s: float
     has_spoken: bool = False
     task: asyncio.Task[None] | None = None
+    protocol: asyncio.BaseProtocol | None = None
     transport: asyncio.BaseTransport | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -230,7 +231,7 @@ class TcpListener:
         try:
             async with asyncio.timeout(OPEN_S):
                 connection.transport, _ = await self._loop.connect_accepted_socket(
-                    lambda: self._make(connection.settled.set),
+                    lambda: self._protocol_of(connection),
                     connection.sock,
                     ssl=self._tls,
                     **limits,
@@ -244,6 +245,10 @@ class TcpListener:
         finally:
             self._opening.discard(connection)
             self._go_on()
+
+    def _protocol_of(self, connection: _Connection) -> asyncio.BaseProtocol:
+        connection.protocol = self._make(connection.settled.set)
+        return connection.protocol
 
     def _look_soon(self) -> None:
         self._timer = self._loop.call_later(_LOOK_S, self._look)
@@ -296,6 +301,9 @@ class TcpListener:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(connection.sock.fileno())
             connection.sock.close()
+        if connection.protocol is not None and connection.transport is None:
+            # uvloop forgets what it was about to hand over, and tells nobody who had it already.
+            connection.protocol.connection_lost(None)
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:

@@ -32,6 +32,7 @@ PURE = (
     "gpu_agent/hosting",
     "gpu_agent/links",
     "gpu_agent/supervision",
+    "parsers",
     "scheduler/book",
     "scheduler/dispatch",
     "scheduler/dispatch/auditing",

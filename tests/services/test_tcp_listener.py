@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
+import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +56,43 @@ async def test_a_connection_that_says_nothing_is_dropped_even_if_no_other_follow
     async with asyncio.timeout(20):
         assert await reader.read() == b""
     listener.close()
+
+
+class Slow(asyncio.Protocol):
+    """Blocks the loop until the time for opening it is over."""
+
+    def __init__(self, ended: asyncio.Event) -> None:
+        self._ended = ended
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        end_s = time.monotonic() + 0.2
+        while time.monotonic() < end_s:
+            pass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended.set()
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_who_is_given_up_while_it_is_handed_over_is_told(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catenary_services.tcp_listener.OPEN_S", 0.05)
+
+    async def scene() -> None:
+        ended = asyncio.Event()
+        listener = TcpListener(lambda _: Slow(ended), None)
+        port = await listener.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"x")
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+            await ended.wait()
+        writer.close()
+        listener.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scene())
 
 
 def _nobody(settled: Callable[[], None]) -> asyncio.BaseProtocol:

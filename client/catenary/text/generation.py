@@ -110,10 +110,11 @@ _KNOWN = frozenset(GenerationOptions.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens of one request."""
+    """Numbers of tokens of one request; the prompt's may include some that were cached before."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

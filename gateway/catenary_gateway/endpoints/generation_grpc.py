@@ -138,6 +138,7 @@ def _response_of(piece: AnswerChunk, generation: GenerationStream, own_id: str) 
     if piece.finish_reason:
         response.usage.prompt_tokens = generation.prompt_tokens
         response.usage.completion_tokens = generation.completion_tokens
+        response.usage.cached_tokens = generation.cached_tokens
         response.objectives.CopyFrom(_objectives_message(generation.objectives))
         for change in generation.chain_changes:
             response.chain_changes.add(**dataclasses.asdict(change))

@@ -29,6 +29,11 @@ class ChoiceStreams:
         return sum(stream.request.charged_prompt_tokens for stream in self.streams)
 
     @property
+    def cached_tokens(self) -> int:
+        """Number of these that were not computed, because sessions before had cached them."""
+        return sum(each.cached_tokens for each in self.streams if not each.request.choice)
+
+    @property
     def completion_tokens(self) -> int:
         """Number of tokens generated so far, in all answers."""
         return sum(stream.completion_tokens for stream in self.streams)

@@ -64,6 +64,14 @@ class GenerationStream:
         return len(self.session.request.prompt)
 
     @property
+    def cached_tokens(self) -> int:
+        """Number of tokens of the prompt that were not computed: sessions before had cached them.
+
+        0 until the first token of the answer is there.
+        """
+        return self.session.cached_prompt_tokens
+
+    @property
     def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
         """Log probabilities of all tokens of the prompt but the first, if they were asked for.
 
@@ -373,6 +381,7 @@ class SessionPlane:
         """
         if self._requests.pop(session.number, None) is None:
             return
+        finished = session.finished() if tell == "finished" else None
         self._starts.leave(session)
         self._progress.ended(session)
         session.end(error)
@@ -381,10 +390,7 @@ class SessionPlane:
             own_tokens = len(session.generated) - session.continued
             observer.ended(error, session.request.charged_prompt_tokens, own_tokens)
         # Sent at once: the first generation in the scheduler's queue waits for this slot.
-        if tell == "finished":
-            finished = scheduler_pb2.RequestFinished(
-                request_id=session.number, progress=session.progress()
-            )
+        if finished is not None:
             self._tell(_Message(finished=finished))
         elif tell == "cancel":
             self._tell(_Message(cancel=scheduler_pb2.CancelRequest(request_id=session.number)))

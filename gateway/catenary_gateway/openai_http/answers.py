@@ -28,7 +28,7 @@ def usage_of(answers: ChoiceStreams) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": answers.cached_tokens},
     }
 
 

@@ -46,6 +46,8 @@ _KEPT_LINES = 30
 _WORDS = 400
 _POLL_S = 0.1
 _END_S = 5.0
+_LAST_WORDS_S = 1.0
+"""Seconds to wait for the last lines of a process that has ended: others may hold its output."""
 _LONGEST_FOLDER = 107 - len("/engine-01234567/engine.sock")
 """Bytes of a folder's path below which an address of a socket, which holds 107, has room."""
 
@@ -90,6 +92,7 @@ class EngineChild:
         """The moment when the process last printed something, on the monotonic clock."""
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process: subprocess.Popen[bytes] | None = None
+        self._listener = threading.Thread(target=self._listen, name="engine-output", daemon=True)
         self._is_closing = threading.Event()
         self._is_over = threading.Event()
 
@@ -113,7 +116,8 @@ class EngineChild:
         except OSError as error:
             self.close()
             raise NotSupported(f"engine_python {self._python} cannot be run: {error}") from None
-        threading.Thread(target=self._listen, name="engine-output", daemon=True).start()
+        self._listener.start()
+        threading.Thread(target=self._await_end, name="engine-end", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -160,7 +164,10 @@ class EngineChild:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills the group of a process that was not waited for, so that its number is its own."""
+        """Kills the group of a process that was not waited for, so that its number is its own.
+
+        What it started may still hold the device.
+        """
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -184,10 +191,20 @@ class EngineChild:
                 self._take(part.decode(errors="replace").rstrip())
         except (OSError, ValueError) as error:
             _log.warning("engine_unheard", error=str(error))
+
+    def _await_end(self) -> None:
+        """Says that the process has ended, with all that it started.
+
+        Its output does not tell: what it started has that, too. vLLM computes in processes that
+        outlive a killed server for as long as they like.
+        """
+        process = self._process
+        assert process is not None
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        self._kill(process)  # what it started may still hold the device
+        self._kill(process)
         code = process.wait()
+        self._listener.join(_LAST_WORDS_S)
         self._is_over.set()
         if not self._is_closing.is_set():
             _log.warning("engine_ended", engine=self._command.engine, exit_code=code)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import aiohttp
+import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
 
 from catenary_agent.engines.requests import (
@@ -88,7 +89,7 @@ class EngineClient:
         self._ends = end_token_ids
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[EngineStream, asyncio.Task[None]] = {}
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="engine-client", daemon=True)
         self._thread.start()
 
@@ -151,7 +152,6 @@ class EngineClient:
                 # A connection that is used again may just have been closed by the engine.
                 connector=aiohttp.UnixConnector(path=str(self._socket), limit=0, force_close=True),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                read_bufsize=LARGEST_LINE_BYTES // 2,  # a line may be twice that
                 trust_env=False,
             )
         return self._session
@@ -261,11 +261,15 @@ class EngineClient:
         parser = self._protocol.parser(request)
         async with self._post(body) as answer:
             await _check_status(answer)
-            while True:
-                line = await answer.content.readline()
-                if not line:
-                    return
-                yield parser.take(line.strip())
+            rest = b""
+            # Lines that came together cost one wait: an engine sends two for each token, and often
+            # the tokens of several.
+            async for part in answer.content.iter_any():
+                lines, rest = _split(rest + part)
+                for line in lines:
+                    yield parser.take(line)
+            if rest:
+                yield parser.take(rest)
 
     async def _whole(self, request: EngineRequest) -> EngineTokens:
         """Returns an answer that comes in one piece."""
@@ -280,6 +284,18 @@ class EngineClient:
         return self._open().post(
             url, data=json.dumps(body).encode(), headers=_JSON, allow_redirects=False
         )
+
+
+def _split(text: bytes) -> tuple[list[bytes], bytes]:
+    """Returns the complete lines of a text without their ends, and what is behind them.
+
+    Raises:
+        PartitionLost: What is behind them is too long for a line.
+    """
+    *lines, rest = text.split(b"\n")
+    if len(rest) > LARGEST_LINE_BYTES:
+        raise PartitionLost(f"the engine sends a line of more than {LARGEST_LINE_BYTES} bytes")
+    return [line.strip() for line in lines], rest
 
 
 async def _read(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:

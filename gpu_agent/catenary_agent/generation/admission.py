@@ -105,7 +105,7 @@ def admit(
         room,
         event.arrived,
         state,
-        tokens=tokens if spec.is_first else [],
+        tokens=tokens,
         drafter=_drafter_of(spec, executor),
         ring_takes_drafts=spec.is_last,
         sampler=sampler,

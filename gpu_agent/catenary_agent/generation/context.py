@@ -47,6 +47,11 @@ class GenerationLimits:
     chunk_tokens: int = 64
     draft_tokens: int = 8
     """The most guessed tokens of a session in one step."""
+    keeps_prefixes: bool = True
+    """Whether caches are kept for sessions that begin like one before."""
+    prefix_host_bytes: int = 0
+    """The most bytes of host memory for them, of partitions whose caches have memory of their own
+    on a device. Those of others take what the caches of sessions leave over."""
     push_timeout_s: float = 2.0
     max_waiting_bytes: int = 256 << 20
     """The most bytes of frames in one line to a peer (see `PeerSender`)."""

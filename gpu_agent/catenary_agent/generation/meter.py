@@ -53,6 +53,9 @@ class GenerationMeter:
         for model, guesses, right in out.guesses:
             metrics.generation_guesses.labels(model, "right").inc(right)
             metrics.generation_guesses.labels(model, "wrong").inc(guesses - right)
+        for model, asked, reused in out.asked:
+            metrics.generation_prompt_tokens.labels(model, "computed").inc(asked - reused)
+            metrics.generation_prompt_tokens.labels(model, "reused").inc(reused)
         for model, duration_ns in out.handed_over:
             metrics.handover_seconds.labels(model).observe(duration_ns * _NS)
         for cache in out.caches:

@@ -24,17 +24,17 @@ def read_onnx(path: Path, *, takes_links: bool = False) -> ir.Model:
         InvalidInput: It is not an ONNX model, or refers to weights in a file that is missing, too
             short, not recorded, or outside its folder, symbolic links followed.
     """
+    folder = path.parent.resolve()
     try:
         model = ir.load(path)
-    except FileNotFoundError:
+        for function in model.functions.values():  # `ir.load` does it for the graph only
+            ir.external_data.set_base_dir(function.graph, path.parent)
+        for tensor in external_tensors(model):
+            _check_place(path, folder, tensor, takes_links=takes_links)
+    except (FileNotFoundError, InvalidInput):
         raise
-    except Exception as error:  # onnx_ir raises whatever its protobuf parser raises
+    except Exception as error:  # onnx_ir raises what its parsers raise, some only when it is asked
         raise InvalidInput(path.name, f"is not an ONNX model: {first_line(error)}") from error
-    for function in model.functions.values():  # `ir.load` does it for the graph only
-        ir.external_data.set_base_dir(function.graph, path.parent)
-    folder = path.parent.resolve()
-    for tensor in external_tensors(model):
-        _check_place(path, folder, tensor, takes_links=takes_links)
     return model
 
 

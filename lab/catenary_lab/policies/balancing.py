@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from catenary_lab.policies.balancing_sessions import BoundPolicy, RandomBelow
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 
 
 class _Bound(BoundPolicy):
@@ -25,7 +29,9 @@ class _Bound(BoundPolicy):
 class JoinShortestQueue(_Bound):
     """JSQ: the chain with the least (Z_k - c_k + 1)+ / c_k; ties at random."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         """Returns one of the chains with the shortest queue."""
         return _any_of(_least(self._routes, _queue_per_slot), self._random_below)
 
@@ -33,7 +39,9 @@ class JoinShortestQueue(_Bound):
 class SpeedAwareJoinShortestQueue(_Bound):
     """SA-JSQ: like JSQ; ties go to the fastest chain."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         """Returns the fastest of the chains with the shortest queue."""
         shortest = _least(self._routes, _queue_per_slot)
         return min(shortest, key=_service) if shortest else None
@@ -42,7 +50,9 @@ class SpeedAwareJoinShortestQueue(_Bound):
 class JoinIdleQueue(_Bound):
     """JIQ: a chain with a free slot at random; any chain at random if none has one."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         """Returns a random chain that is not full; any chain if all are full."""
         free = [route for route in self._routes if route.jobs < route.capacity]
         return _any_of(free or self._routes, self._random_below)
@@ -51,7 +61,9 @@ class JoinIdleQueue(_Bound):
 class SmallestExpectedDelay(_Bound):
     """SED: the chain with the least 1/mu_k + (Z_k - c_k + 1)+ / (mu_k c_k); ties to the first."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         """Returns the chain that is expected to finish the request first."""
         return min(self._routes, key=_expected_delay) if self._routes else None
 

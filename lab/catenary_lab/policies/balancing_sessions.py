@@ -15,6 +15,10 @@ from catenary_scheduler.dispatch.chained.placement.inadmissible import Objective
 from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest
 from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 from catenary_services.domain.ids import Nanoseconds
 
 RandomBelow = Callable[[int], int]
@@ -47,7 +51,9 @@ class BoundPolicy:
 class FewestSessions(BoundPolicy):
     """JSQ by sessions, running and waiting; ties at random."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         """Returns one of the chains with the fewest sessions."""
         routes = self._routes
         if not routes:
@@ -60,7 +66,9 @@ class FewestSessions(BoundPolicy):
 class PowerOfTwoChoices(FewestSessions):
     """Two different chains at random; the one with fewer sessions, the first drawn if equal."""
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         """Returns the one of two random chains that has fewer sessions."""
         routes = self._routes
         if len(routes) < 2:

@@ -261,8 +261,12 @@ class ClusterController:
                 self._rollouts.progressed(now_ns())
 
     def loads(self, record: AgentState, model: ModelKey, since_s: float) -> None:
-        """Notes that an agent loads a model, and since when without progress."""
+        """Notes that an agent loads a model, and since when without progress.
+
+        An engine may take longer to start than a change of plan may take that nothing is heard of.
+        """
         self._orders.progressed(record.agent.agent_id, model, since_s)
+        self._rollouts.progressed(round(since_s * NANOSECONDS_PER_SECOND))
 
     def partition_lost(self, agent_id: AgentId, key: PartitionKey) -> None:
         """Notes that an agent does not host a partition after all; it is loaded again."""

@@ -74,6 +74,8 @@ class RequestCompleted:
     request: RequestId
     progress: SessionProgress | None = None
     """Final progress of a request that generated text; else None."""
+    prefix_hashes: tuple[int, ...] = ()
+    """The numbers of the blocks of its text behind those of `SessionRequested`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class SessionRequested:
     """Objectives that it is held to; None: the model's, if it has any."""
     progress: SessionProgress | None = None
     """Progress that it made under an earlier scheduler."""
+    prefix_hashes: tuple[int, ...] = ()
+    """One number for each whole block of its prompt, of all tokens up to the block's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,8 @@ class SessionProgress:
     """Time from the request's arrival to its first token."""
     decode_ns: Nanoseconds
     """Time from its first token to its latest one."""
+    cached_tokens: int = 0
+    """Tokens that its chain had cached when it began there, and did not compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +263,9 @@ class SessionMoved:
     """The successor, which generates now."""
     moved: SessionId
     """The session that is over."""
+    cached_tokens: int = 0
+    """Tokens of prompt and answer that were cached at the hand-over, when one more was known; 0 if
+    nobody said."""
 
 
 @dataclass(frozen=True, slots=True)

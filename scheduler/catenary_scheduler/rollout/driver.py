@@ -71,10 +71,10 @@ class RolloutController:
         """Returns the report of the rollout in progress, or else the last one."""
         return RolloutReport.of(self.rollout, now_ns) if self.rollout is not None else self.last
 
-    def progressed(self, now_ns: Nanoseconds) -> None:
-        """Notes that agents are fetching files: the rollout in progress has its whole time yet."""
+    def progressed(self, since_ns: Nanoseconds) -> None:
+        """Notes that an agent got on with files or loading: the rollout counts from that moment."""
         if self.rollout is not None:
-            self.rollout.progressed_ns = now_ns
+            self.rollout.progressed_ns = max(self.rollout.progressed_ns, since_ns)
 
     def follow(self, target: Placement, cause: str) -> None:
         """Takes the steps towards the target that are possible now."""

@@ -108,7 +108,8 @@ class PlanRollout:
     """Models without a whole pipeline, and since when."""
     downtime_ns: dict[ModelKey, Nanoseconds] = field(default_factory=dict)
     progressed_ns: Nanoseconds = 0
-    """The last moment at which an agent had fetched more of the files that it lacks."""
+    """The last moment at which an agent had fetched more of the files that it lacks, or said that
+    loading gets on."""
     has_moved: bool = False
     """True if old partitions were unloaded: they must be loaded again to go back."""
     problem: str = ""

@@ -114,7 +114,9 @@ def request_completed(
     request = RequestId(gateway, message.request_id)
     has_progress = message.HasField("progress")
     return events.RequestCompleted(
-        request, session_progress(request, message.progress) if has_progress else None
+        request,
+        session_progress(request, message.progress) if has_progress else None,
+        tuple(message.prefix_hashes),
     )
 
 
@@ -125,7 +127,11 @@ def session_progress(
     if not message.generated_tokens:
         return None
     return events.SessionProgress(
-        request, message.generated_tokens, message.first_token_ns, message.decode_ns
+        request,
+        message.generated_tokens,
+        message.first_token_ns,
+        message.decode_ns,
+        message.cached_tokens,
     )
 
 

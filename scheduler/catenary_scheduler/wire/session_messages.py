@@ -59,6 +59,7 @@ def session_requested(
         progress=session_progress(request, message.progress)
         if message.HasField("progress")
         else None,
+        prefix_hashes=tuple(message.prefix_hashes),
     )
 
 
@@ -107,7 +108,9 @@ def session_failed(
 
 def session_moved(message: scheduler_pb2.SessionMoved) -> events.SessionMoved:
     """Returns the event of a session that was handed over to another chain."""
-    return events.SessionMoved(SessionId(message.session_id), SessionId(message.moved_session_id))
+    return events.SessionMoved(
+        SessionId(message.session_id), SessionId(message.moved_session_id), message.tokens
+    )
 
 
 def move_mode(mode: scheduler_pb2.MoveMode.ValueType) -> events.MoveMode:

@@ -38,6 +38,7 @@ from catenary_services.http2.limits import (
     COST_OF_CONTROL,
     COST_OF_FRAME,
     DATA_GIVES_BACK,
+    MOST_WAITING_STREAMS,
     QUEUED_BYTES,
     ConnectionLimits,
 )
@@ -105,7 +106,9 @@ class ServerConnection(Generic[T]):
         }
         self._window = INITIAL_WINDOW
         self._headers = HeaderFrames(self._take_block, self._flood_limit)
-        self._reader = FrameReader(self._on_data, self._on_frame, self._headers)
+        self._reader = FrameReader(
+            self._on_data, self._on_frame, self._headers, limits.calls_at_once
+        )
         self.last_number = 0
         self._highest = 0
         self.is_leaving = False
@@ -119,6 +122,16 @@ class ServerConnection(Generic[T]):
             )
         )
         self._refill()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of a frame and of a block of headers that are not finished."""
+        return self._reader.unfinished_bytes + self._headers.unfinished_bytes
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes that were received wait for the next call of `receive`."""
+        return self._reader.has_more
 
     def receive(self, data: bytes, now_s: float) -> None:
         """Takes bytes of the peer.
@@ -219,7 +232,11 @@ class ServerConnection(Generic[T]):
             return  # the farewell has told that it is not served
         self.last_number = number
         sending = self.sending
-        if len(self._streams) >= self._limits.most_streams or sending.waiting_bytes > QUEUED_BYTES:
+        if (
+            len(self._streams) >= self._limits.most_streams
+            or sending.waiting_bytes > QUEUED_BYTES
+            or sending.waiting_streams > MOST_WAITING_STREAMS
+        ):
             self._refuse(number, REFUSED_STREAM)
             return
         if isinstance(head, StreamViolation):

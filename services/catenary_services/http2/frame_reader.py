@@ -36,9 +36,10 @@ class HeaderFrames:
 
     Attributes:
         unfinished: The stream whose block goes on; 0 if none does.
+        taken: The number of blocks that were finished.
     """
 
-    __slots__ = ("_bytes", "_flood_limit", "_is_last", "_parts", "_take", "unfinished")
+    __slots__ = ("_bytes", "_flood_limit", "_is_last", "_parts", "_take", "taken", "unfinished")
 
     def __init__(self, take: Callable[[int, bytes, bool], None], flood_limit: FloodLimit) -> None:
         """Creates a reader.
@@ -50,9 +51,15 @@ class HeaderFrames:
         self._take = take
         self._flood_limit = flood_limit
         self.unfinished = 0
+        self.taken = 0
         self._parts: list[bytes] = []
         self._bytes = 0
         self._is_last = False
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the unfinished block."""
+        return self._bytes if self.unfinished else 0
 
     def on_headers(self, flags: int, number: int, payload: bytes) -> None:
         """Takes the first frame of a block, which mostly is the whole.
@@ -75,6 +82,7 @@ class HeaderFrames:
             raise ConnectionViolation(PROTOCOL_ERROR, "more padding than there is frame")
         block = payload[begin:end] if begin or end < len(payload) else payload
         if flags & END_HEADERS:
+            self.taken += 1
             self._take(number, block, bool(flags & END_STREAM))
         else:
             self._parts, self._bytes = [block], len(block)
@@ -95,30 +103,55 @@ class HeaderFrames:
         if flags & END_HEADERS:
             number, self.unfinished = self.unfinished, 0
             block, self._parts = b"".join(self._parts), []
+            self.taken += 1
             self._take(number, block, self._is_last)
 
 
 class FrameReader:
-    """The reader of one connection, which keeps what is no whole frame yet."""
+    """The reader of one connection, which keeps what is no whole frame yet.
 
-    __slots__ = ("_has_preface", "_headers", "_on_data", "_on_frame", "_rest")
+    Attributes:
+        has_more: Whether frames are left that are whole, since so many blocks of headers came.
+    """
 
-    def __init__(self, on_data: OnData, on_frame: OnFrame, headers: HeaderFrames) -> None:
+    __slots__ = (
+        "_has_preface",
+        "_headers",
+        "_most_blocks",
+        "_on_data",
+        "_on_frame",
+        "_rest",
+        "has_more",
+    )
+
+    def __init__(
+        self, on_data: OnData, on_frame: OnFrame, headers: HeaderFrames, most_blocks: int
+    ) -> None:
         """Creates a reader of a connection that has not begun.
 
         Args:
             on_data: Takes frames of data.
             on_frame: Takes all others.
             headers: Says whether a block of headers is unfinished, which nothing may interrupt.
+            most_blocks: The most blocks of headers that are handed on at once.
         """
         self._on_data = on_data
         self._on_frame = on_frame
         self._headers = headers
+        self._most_blocks = most_blocks
         self._rest = b""
         self._has_preface = False
+        self.has_more = False
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the frame that is not whole."""
+        return len(self._rest)
 
     def receive(self, data: bytes) -> None:
-        """Takes bytes, and hands on every frame that is whole by now.
+        """Takes bytes, and hands on the frames that are whole by now.
+
+        After many blocks of headers it stops; the rest is handed on when it is called again.
 
         Raises:
             ConnectionViolation: They are not HTTP/2, or what a taker of frames raises.
@@ -134,6 +167,7 @@ class FrameReader:
                 return
             self._has_preface, at = True, len(PREFACE)
         headers, on_data = self._headers, self._on_data
+        enough, self.has_more = headers.taken + self._most_blocks, False
         while end - at >= HEAD_BYTES:
             word, flags, number = _head_at(data, at)
             size, kind = word >> 8, word & 0xFF
@@ -150,5 +184,8 @@ class FrameReader:
                 on_data(flags, number, data, begin, at)
             else:
                 self._on_frame(kind, flags, number, data[begin:at])
+                if headers.taken == enough:
+                    self.has_more = at < end
+                    break
         if at < end:
             self._rest = data[at:]

@@ -7,12 +7,14 @@ from typing import Final
 
 from catenary_services.http2.frames import INITIAL_WINDOW
 
-BLOCK_BYTES: Final = 64 * 1024
+BLOCK_BYTES: Final = 32 * 1024
 """The longest block of headers, packed or unpacked. The server refuses shorter ones by itself."""
 BLOCK_FRAMES: Final = 16
 """The most frames of one block of headers."""
 QUEUED_BYTES: Final = 64 * 1024 * 1024
 """Bytes of answers that wait for a peer; with more, its new calls are refused."""
+MOST_WAITING_STREAMS: Final = 256
+"""The most streams whose answers wait for a peer; with more, its new calls are refused."""
 
 FLOOD_BURST: Final = 10_000
 """The most that a peer may cost without letting anything get done."""
@@ -31,6 +33,8 @@ class ConnectionLimits:
 
     most_streams: int = 1_024
     """The most concurrent streams of one connection."""
+    calls_at_once: int = 16
+    """The most calls of one connection that begin before others have their turn."""
     header_bytes: int = 16 * 1024
     """The most bytes of the headers of a stream, as HTTP/2 counts them."""
     first_window: int = INITIAL_WINDOW

@@ -36,6 +36,10 @@ class ConnectionOwner(Protocol[T]):
         """Learns that a connection that was made is over."""
         ...
 
+    def wait_for_turn(self, connection: ConnectionProtocol[T]) -> None:
+        """Has a connection go on with what it has read, after others."""
+        ...
+
 
 class ConnectionProtocol(asyncio.Protocol, Generic[T]):
     """One connection of a server.
@@ -64,6 +68,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
         self._settled: Callable[[], None] | None = settled
         self._owner = owner
         self._is_flushing = False
+        self._is_paused = False
         self.transport: asyncio.Transport | None = None
         self.peer: tuple[str, int] = ("", 0)
         now_s = self._loop.time()
@@ -95,7 +100,18 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
     def data_received(self, data: bytes) -> None:
         if self.transport is None or self.transport.is_closing():
             return
-        self._read_s = now_s = self._loop.time()
+        self._read_s = self._loop.time()
+        self._receive(data)
+
+    def take_turn(self) -> None:
+        """Goes on with what was read; called by the server."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        if not self.connection.sending.is_held:
+            self._receive(b"")
+
+    def _receive(self, data: bytes) -> None:
+        now_s = self._loop.time()
         try:
             self.connection.receive(data, now_s)
         except ConnectionViolation as violation:
@@ -109,18 +125,32 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
                 settled()
             if self.connection.sending.out:
                 self._flush()
+            self._read_on_or_wait()
+
+    def _read_on_or_wait(self) -> None:
+        """Reads further bytes, unless those that were read wait for their turn."""
+        if self.connection.has_more:
+            self._pause_reading()
+            self._owner.wait_for_turn(self)
+        elif self._is_paused and not self.connection.sending.is_held:
+            self._is_paused = False
+            if self.transport is not None and not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if self.transport is not None and not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
 
     def pause_writing(self) -> None:
         self.connection.sending.is_held = True
         self._wrote_s = self._loop.time()
-        if self.transport is not None:
-            # What arrives would only be answered with more.
-            self.transport.pause_reading()
+        self._pause_reading()  # what arrives would only be answered with more
 
     def resume_writing(self) -> None:
         self.connection.sending.is_held = False
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+            self._read_on_or_wait()
             self.connection.sending.go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -39,6 +39,7 @@ class FrameSender:
         stream_window: Bytes that it takes on a new stream.
         streams: The streams that are open, by number.
         waiting_bytes: Bytes of all streams that wait for windows.
+        waiting_streams: The number of these streams.
         is_held: Whether the connection takes nothing for now.
         data_sent: A count that grows with everything that is sent on streams.
     """
@@ -55,6 +56,7 @@ class FrameSender:
         "stream_window",
         "streams",
         "waiting_bytes",
+        "waiting_streams",
         "window",
     )
 
@@ -72,6 +74,7 @@ class FrameSender:
         self.frame_bytes = FRAME_BYTES
         self.streams: dict[int, ServerStream] = {}
         self.waiting_bytes = 0
+        self.waiting_streams = 0
         self.is_held = False
         self.data_sent = 0
         self.now_s = now_s
@@ -139,6 +142,7 @@ class FrameSender:
         stream.waiting_bytes += len(body)
         self.waiting_bytes += len(body)
         if len(stream.waiting) == 1:
+            self.waiting_streams += 1
             stream.stalled_since_s = self.now_s
         self._ready[stream.number] = stream
         self.go_on()
@@ -167,6 +171,8 @@ class FrameSender:
         self.streams.pop(stream.number, None)
         self._ready.pop(stream.number, None)
         self.waiting_bytes -= stream.waiting_bytes
+        if stream.waiting:
+            self.waiting_streams -= 1
         stream.waiting, stream.waiting_bytes = None, 0
 
     def widen(self, stream: ServerStream | None, nbytes: int) -> None:
@@ -228,6 +234,8 @@ class FrameSender:
         if size == len(piece):
             part: Piece = piece
             waiting.popleft()
+            if not waiting:
+                self.waiting_streams -= 1
         else:
             view = memoryview(piece)
             part, waiting[0] = view[:size], view[size:]

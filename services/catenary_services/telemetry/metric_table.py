@@ -489,6 +489,12 @@ class MetricTable:
         "Tokens that went through this agent, by phase: prefill or decode.",
         "model phase",
     )
+    generation_prompt_tokens = counter(
+        "generation_prompt_tokens",
+        "Tokens with which sessions began at their first agent, by source: computed, or reused "
+        "from the caches of sessions before.",
+        "model source",
+    )
     generation_guesses = counter(
         "generation_guesses",
         "Next tokens that were guessed and computed ahead, by result: right or wrong.",
@@ -530,6 +536,11 @@ class MetricTable:
     )
     block_slots = gauge("block_slots", "Key-value cache slots, one session in one block each.")
     block_slots_used = gauge("block_slots_used", "Block slots that sessions hold.")
+    kept_block_tokens = gauge(
+        "kept_block_tokens",
+        "Tokens kept of sessions that are over, for others that begin alike; each counts once per "
+        "block of the model.",
+    )
 
     def __init__(self, registry: CollectorRegistry) -> None:
         for attribute, metric in declared_metrics().items():

@@ -14,6 +14,7 @@ from math import sqrt
 
 from catenary_services.domain.ids import RequestId, SessionId
 from catenary_services.domain.latency import LatencyLines
+from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS, KeptBlocks
 
 PICOSECONDS = 1000
 """Number of picoseconds in a nanosecond."""
@@ -33,6 +34,9 @@ class SimulatedSession:
         pending: Tokens still to be prefilled: of the prompt, and of the answer so far if it was
             preempted.
         worker: Index of its worker; -1 before it has one.
+        blocks: Numbers of the whole blocks of its prompt and answer, equal in equal texts; empty if
+            it shares nothing.
+        reused: Tokens that its worker had cached when it began there.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class SimulatedSession:
         self.first_ps = -1
         self.last_ps = -1
         self.worker = -1
+        self.blocks: tuple[int, ...] = ()
+        self.reused = 0
         self.reported = 0
         self.preemptions = 0
         self.is_over = False
@@ -98,6 +104,9 @@ class SimulatedWorker:
         self.last_step_ps = -1
         self.sessions = 0
         """Number of sessions at the worker that are not over."""
+        self.kept: KeptBlocks[None] = KeptBlocks()
+        """The blocks that sessions have cached, for others that begin alike; they take the cache
+        that sessions leave."""
         self.busy_ps = 0
         self.preemptions = 0
         self.began_ps = 0
@@ -194,6 +203,8 @@ class SimulatedWorker:
             first = min([session.finish_step for session in self.running])
             self.planned = min(first - self.steps, room)
             duration = self._steps_ps(self.planned)
+        if self.kept.size:
+            self.kept.shrink(self._left_tokens())
         busy = bool(self.planned or self._parts)
         self.ends_ps = now_ps + max(1, duration) if busy else -1
 
@@ -213,7 +224,8 @@ class SimulatedWorker:
                 session.pending = 0
                 self._join(session, now_ps, over)
             else:
-                session.pending = session.tokens
+                session.reused = self._reuse(session)
+                session.pending = session.tokens - session.reused
                 self.reserved_tokens += need
                 self.prefilling.append(session)
 
@@ -242,6 +254,7 @@ class SimulatedWorker:
             session.last_ps = now_ps
             if session.first_ps < 0:
                 session.first_ps = now_ps
+            self._keep(session, session.tokens)
         session.generated += 1
         session.joined_steps = self.steps
         session.finish_step = self.steps + session.answer_tokens - session.generated
@@ -264,6 +277,8 @@ class SimulatedWorker:
                 session.last_ps = now_ps
                 session.is_over = True
                 self.context_tokens -= session.tokens
+                # The last token of an answer is sampled, and never computed.
+                self._keep(session, session.tokens - 1)
                 self.sessions -= 1
                 over.append(session)
             else:
@@ -272,6 +287,29 @@ class SimulatedWorker:
             self.running = staying
 
     # Cache
+
+    def _reuse(self, session: SimulatedSession) -> int:
+        """Returns how many of a session's first tokens are cached; one is always computed."""
+        most = (session.tokens - 1) // PREFIX_BLOCK_TOKENS
+        blocks = session.blocks[: self.kept.known(session.blocks[:most])]
+        self.kept.use(blocks)
+        return len(blocks) * PREFIX_BLOCK_TOKENS
+
+    def _keep(self, session: SimulatedSession, tokens: int) -> None:
+        """Keeps the whole blocks of a session's first tokens, as far as there is room."""
+        blocks = session.blocks[: tokens // PREFIX_BLOCK_TOKENS]
+        for block in blocks:
+            if block not in self.kept:
+                self.kept.keep(block, None, PREFIX_BLOCK_TOKENS)
+        self.kept.use(blocks)
+        self.kept.shrink(self._left_tokens())
+
+    def _left_tokens(self) -> int:
+        """Returns for how many tokens sessions leave cache."""
+        held = self._cache(
+            self.context_tokens + self.reserved_tokens, len(self.running) + len(self.prefilling)
+        )
+        return max(0, int((self.capacity - held) / max(self.cache_token, 1e-9)))
 
     def _cache(self, tokens: int, sessions: int) -> float:
         return self.cache_token * tokens + self.cache_session * sessions

@@ -20,6 +20,7 @@ from catenary_scheduler.dispatch.events import (
 )
 from catenary_services.domain.ids import ModelKey, Nanoseconds, RequestId
 from catenary_services.domain.latency import TokenObjectives
+from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS
 from catenary_services.errors import InternalError
 from catenary_simulator.kernel import GATEWAY, NEVER, Kernel
 from catenary_simulator.placement.engine import PICOSECONDS, SimulatedSession, SimulatedWorker
@@ -122,6 +123,11 @@ class PlacementLoop(Kernel):
         self._used_since = 0
         self.arriving_ps = 0
         """Time at which the last request arrived, in picoseconds."""
+        self.tells_beginnings = True
+        """Whether the dispatcher is told how prompts begin."""
+        self.shared_tokens = 0
+        """Tokens of prompts, in whole blocks, that requests before had in their texts."""
+        self._seen: set[int] = set()
         self.busy_ps = 0
         """Time that all workers together computed until the last arrival, in picoseconds."""
 
@@ -145,6 +151,8 @@ class PlacementLoop(Kernel):
         work = self._workload
         request = RequestId(GATEWAY, number)
         session = SimulatedSession(request, work.prompts[number], work.answers[number], self.now)
+        session.blocks = work.blocks(number, session.prompt_tokens + session.answer_tokens)
+        self._count_shared(session)
         self._open[number] = session
         if self.controller is not None:
             self.controller.arrived(session, self.now_ns())
@@ -158,6 +166,7 @@ class PlacementLoop(Kernel):
                 NEVER,
                 arrived_ns=self.now_ns(),
                 objectives=self.objectives if self.are_named else None,
+                prefix_hashes=self._hashes(session, 0, session.prompt_tokens),
             )
         )
         if not self.has_arrivals():
@@ -233,6 +242,7 @@ class PlacementLoop(Kernel):
     def _ended(self, worker: SimulatedWorker, over: list[SimulatedSession]) -> None:
         for session in over:
             self.ended.append(session)
+            self._seen.update(session.blocks)
             if not self.attained(session):
                 self._miss()
             del self._open[session.request.number]
@@ -242,6 +252,11 @@ class PlacementLoop(Kernel):
                 RequestCompleted(
                     session.request,
                     self._progress(session, session.answer_tokens, session.last_ps),
+                    self._hashes(
+                        session,
+                        session.prompt_tokens,
+                        session.prompt_tokens + session.answer_tokens,
+                    ),
                 )
             )
         if over and worker.sessions == 0:
@@ -280,7 +295,23 @@ class PlacementLoop(Kernel):
             tokens,
             (session.first_ps - session.arrived_ps) // PICOSECONDS,
             (last_ps - session.first_ps) // PICOSECONDS,
+            session.reused,
         )
+
+    def _count_shared(self, session: SimulatedSession) -> None:
+        """Counts how much of a prompt some request before it had in its text."""
+        prompt = session.blocks[: session.prompt_tokens // PREFIX_BLOCK_TOKENS]
+        most = (session.prompt_tokens - 1) // PREFIX_BLOCK_TOKENS
+        count = 0
+        while count < most and prompt[count : count + 1] and prompt[count] in self._seen:
+            count += 1
+        self.shared_tokens += count * PREFIX_BLOCK_TOKENS
+        self._seen.update(prompt)
+
+    def _hashes(self, session: SimulatedSession, begin: int, end: int) -> tuple[int, ...]:
+        if not self.tells_beginnings:
+            return ()
+        return session.blocks[begin // PREFIX_BLOCK_TOKENS : end // PREFIX_BLOCK_TOKENS]
 
     def add_worker(self, name: str, worker: SimulatedWorker) -> None:
         """Adds a worker by the name of its agent; its index must follow the last one's."""

@@ -40,6 +40,9 @@ class PlacementResult:
         decided: Whether the run was ended early because too many requests had missed.
         decision_ns: Time of every decision; empty if they were not timed.
         statistics: Counters of the dispatcher.
+        busiest: Time that the busiest worker computed, over the mean of all.
+        shared_tokens: Tokens of prompts that requests before had in their texts, in whole blocks.
+        reused_tokens: Tokens of prompts that were not computed, because a worker had cached them.
     """
 
     requests: int
@@ -59,6 +62,9 @@ class PlacementResult:
     decided: bool = False
     decision_ns: Sequence[Nanoseconds] = ()
     statistics: Mapping[str, int] = field(default_factory=dict)
+    busiest: float = 1.0
+    shared_tokens: int = 0
+    reused_tokens: int = 0
 
     @property
     def attainment(self) -> float:
@@ -112,6 +118,9 @@ def result_of(
         workers_peak=loop.peak_used,
         workers_mean=loop.arriving_area / arriving,
         utilisation=loop.busy_ps / (arriving * max(1, len(workers))),
+        busiest=_busiest([worker.busy_ps for worker in workers]),
+        shared_tokens=loop.shared_tokens,
+        reused_tokens=sum(each.reused for each in over if not each.preemptions),
         preemptions=sum(worker.preemptions for worker in workers),
         events=loop.told,
         simulated_s=loop.now / (1000 * _PS_PER_MS),
@@ -119,6 +128,12 @@ def result_of(
         decision_ns=decision_ns,
         statistics=statistics or {},
     )
+
+
+def _busiest(busy_ps: Sequence[int]) -> float:
+    """Returns the time of the busiest worker over the mean of all; 1 if none was busy."""
+    whole = sum(busy_ps)
+    return max(busy_ps) * len(busy_ps) / whole if whole else 1.0
 
 
 def _late(values_ms: Floats, limit_ns: Nanoseconds) -> int:

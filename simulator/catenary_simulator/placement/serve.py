@@ -68,6 +68,7 @@ class PlacementRun:
         delays: Delays and intervals of messages.
         may_miss: The run ends early when more requests than this have missed; None: it never does.
         stopwatch: Clock in nanoseconds to time every decision with; None: they are not timed.
+        tells_beginnings: Whether the dispatcher is told how prompts begin; False to compare.
         checked: True if all invariants of the dispatcher are checked after every event, for tests.
     """
 
@@ -79,6 +80,7 @@ class PlacementRun:
     delays: ReportDelays = field(default_factory=ReportDelays)
     may_miss: int | None = None
     stopwatch: Callable[[], Nanoseconds] | None = None
+    tells_beginnings: bool = True
     checked: bool = False
 
 
@@ -96,6 +98,7 @@ def serve_placement(run: PlacementRun, workload: RequestWorkload) -> PlacementRe
     }
     loop = PlacementLoop(dispatcher, MODEL, workload, workers, run.objectives, run.delays)
     loop.sweep = dispatcher.take_changes
+    loop.tells_beginnings = run.tells_beginnings
     if run.may_miss is not None:
         loop.may_miss = run.may_miss
     loop.run()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
+from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS
 from catenary_services.errors import InvalidInput
 from catenary_simulator.arrivals import ArrivalProcess
 
 Integers = npt.NDArray[np.int64]
+_MOST_BLOCKS = 1 << 20
+"""More blocks than any text has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,43 @@ class LengthPopulation:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedText:
+    """The text of a request, by what it has in common with others.
+
+    Attributes:
+        head: The beginning that it shares with all texts of that head.
+        head_tokens: Tokens of that beginning.
+        conversation: What follows is shared with the other turns of this conversation.
+    """
+
+    head: int
+    head_tokens: int
+    conversation: int
+
+    def blocks(self, tokens: int) -> tuple[int, ...]:
+        """Returns one number for each whole block of the first `tokens`, equal in equal texts."""
+        common = self.head_tokens // PREFIX_BLOCK_TOKENS
+        whole = tokens // PREFIX_BLOCK_TOKENS
+        head, own = -1 - self.head, self.conversation
+        return tuple((head if n < common else own) * _MOST_BLOCKS + n for n in range(whole))
+
+
+@dataclass(frozen=True, slots=True)
 class RequestWorkload:
     """Requests in the order of arrival: times, and prompt and answer lengths in tokens."""
 
     arrived_ns: list[Nanoseconds]
     prompts: list[int]
     answers: list[int]
+    texts: list[SharedText] = field(default_factory=list)
+    """The parts that texts have in common; empty: none."""
 
     def __len__(self) -> int:
         return len(self.arrived_ns)
+
+    def blocks(self, number: int, tokens: int) -> tuple[int, ...]:
+        """Returns the numbers of the blocks of a request's first `tokens`."""
+        return self.texts[number].blocks(tokens) if self.texts else ()
 
 
 def read_lengths(path: Path) -> LengthPopulation:

@@ -184,6 +184,16 @@ def test_an_engine_that_ends_by_itself_costs_the_agent_its_device(place: Place) 
         assert [session for session, error in told if isinstance(error, DeviceLost)] == [7]
 
 
+def test_the_end_of_an_engine_is_noticed_though_its_workers_live_on(place: Place) -> None:
+    with place.loaded("llama_server", "fake.fault=worker") as executor:
+        server = psutil.Process(executor.child.pid)
+        (worker,) = server.children()
+        server.kill()
+        until(lambda: bool(place.lost), "it is noticed")
+        assert isinstance(place.lost[0], DeviceLost)
+        until(lambda: not worker.is_running() or worker.status() == "zombie", "the worker ends")
+
+
 def test_an_engine_ends_when_its_agent_is_gone(place: Place) -> None:
     with place.loaded("llama_server") as executor:
         process = psutil.Process(executor.child.pid)

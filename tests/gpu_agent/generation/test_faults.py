@@ -8,6 +8,7 @@ import pytest
 from catenary_agent.engine.engine import EngineLimits
 from catenary_protos.catenary.v1 import frame_pb2, generation_pb2
 from catenary_services.errors import PartitionLost
+from catenary_services.transport.interface import Capabilities
 from shared_helpers.waiting import until
 from tests.support.agent_harness import SECOND_NS, entered
 from tests.support.ring_harness import BLOCKS, HIDDEN, opening, opening_frame, toy, undisturbed
@@ -317,7 +318,7 @@ async def test_what_left_over_a_link_that_broke_fails_with_the_peer_named(rings,
     link_to, losses = sender.node.hub.link_to, []
 
     class Silent:
-        capabilities, closed = None, False
+        capabilities, closed = Capabilities("tcp", same_host=False), False
 
         def __init__(self, link):
             self.export = link.export

@@ -86,6 +86,8 @@ class Side:
         """Takes bytes; returns what was heard of them."""
         before = len(self.opener.heard)
         self.connection.receive(b"".join(pieces), now_s)
+        while self.connection.has_more:
+            self.connection.receive(b"", now_s)
         return self.opener.heard[before:]
 
     def sent(self) -> list[Frame]:
@@ -469,3 +471,14 @@ def test_noise_ends_the_connection_or_is_taken(noise: bytes, seed: int) -> None:
     with contextlib.suppress(ConnectionViolation):
         side.take(SCRIPT[:seed], noise)
     assert side.sending.streams.keys() <= side.opener.streams.keys()
+
+
+def test_many_calls_at_once_begin_in_turns() -> None:
+    side = Side(ConnectionLimits(calls_at_once=3))
+    opened = [headers(2 * at + 1, flags=END_HEADERS | END_STREAM) for at in range(7)]
+    side.connection.receive(GREETING + b"".join(opened), 0.0)
+    counts = [len(side.opener.heard)]
+    while side.connection.has_more:
+        side.connection.receive(b"", 0.0)
+        counts.append(len(side.opener.heard))
+    assert counts == [3, 6, 7]

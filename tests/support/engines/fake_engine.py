@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import socketserver
+import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -195,6 +196,8 @@ def serve(engine: str, arguments: list[str]) -> None:
     if plan.fault == "ends":
         print("cannot find the weights", flush=True)
         raise SystemExit(9)
+    if plan.fault == "worker":  # as vLLM does, which computes in processes of its own
+        subprocess.Popen(["sleep", "600"])
     Handler.plan = plan
     print("loading", flush=True)
     UnixServer(plan.socket, Handler).serve_forever()

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from hostile import http2_attacks
+
 SECONDS = 4.0
 """So long an attack goes on at most."""
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -338,6 +340,11 @@ def _strangers(target: str) -> Answers:
     return answers
 
 
+def _over_http2(name: str) -> Callable[[Target], Answers]:
+    attack = http2_attacks.ATTACKS[name]
+    return lambda target: attack(target.grpc, _bearer(target.key))
+
+
 def _unix(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(0.05)
@@ -407,6 +414,11 @@ ATTACKS: dict[str, Callable[[Target], Answers]] = {
     ),
     "a flood of nonsense": lambda t: _flood(t.http, _infer_of(t, b"{", t.key), 2_000),
     "a flood to no route": lambda t: _flood(t.http, b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n", 2_000),
+    "terabytes announced": lambda t: _flood(
+        t.http,
+        _infer_of(t, b"", t.key).replace(b"Content-Length: 0", b"Content-Length: 1000000000000"),
+    ),
+    "silence at the HTTP port": lambda t: _rate(lambda: _connect(t.http), b"", 300),
     "dripped headers": lambda t: _dripped(t.http, b"GET / HTTP/1.1\r\nX: ", b"x", 400),
     "dripped bodies": lambda t: _dripped(
         t.http,
@@ -414,6 +426,8 @@ ATTACKS: dict[str, Callable[[Target], Answers]] = {
         b"[",
         100,
     ),
+    # The rules of HTTP/2
+    **{name: _over_http2(name) for name in http2_attacks.ATTACKS},
     # Who may connect
     "silent peers": lambda t: _rate(lambda: _connect(t.frames), b""),
     "half a handshake": lambda t: _rate(lambda: _connect(t.frames, "127.0.0.9"), _client_hello()),

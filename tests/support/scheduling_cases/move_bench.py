@@ -42,9 +42,9 @@ class MoveBench(ChainBench):
         """Returns what the session is to become."""
         return only(self.want(at_ms, session, where), StartSession)
 
-    def moved(self, at_ms: float, new: StartSession) -> list[Command]:
+    def moved(self, at_ms: float, new: StartSession, cached_tokens: int = 0) -> list[Command]:
         assert new.moves is not None
-        return self.tell(at_ms, SessionMoved(new.session, new.moves))
+        return self.tell(at_ms, SessionMoved(new.session, new.moves, cached_tokens))
 
     def fail(
         self, at_ms: float, session: StartSession, agent: str | None = None, **changes: Any

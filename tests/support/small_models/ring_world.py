@@ -84,6 +84,8 @@ class World:
         self.arrived = dict.fromkeys(self.rings, 0)
         self.right = self.wrong = 0
         """Numbers of guesses."""
+        self.asked: list[tuple[int, int]] = []
+        """Of each session: the tokens it began with, and those that sessions before had cached."""
         self.failed: set[int] = set()
         self.closed: dict[int, set[str]] = {}
 
@@ -180,7 +182,7 @@ class World:
 
     def _collect(self, agent: str) -> None:
         out = self.rings[agent].take_outflow()
-        for peer, frame in frames_of(out.rows, out.tokens):
+        for peer, frame in frames_of(out.rows, out.tokens, (), out.prefixes):
             payload = bytearray(frame.nbytes)
             if isinstance(frame, StepFrame):
                 frame.fill(memoryview(payload))
@@ -196,6 +198,8 @@ class World:
         for frame in out.consumed:
             frame.release()
         self.consumed[agent] += out.consumed_bytes
+        for _, asked, reused in out.asked:
+            self.asked.append((asked, reused))
         for _, guesses, right in out.guesses:
             self.right += right
             self.wrong += guesses - right

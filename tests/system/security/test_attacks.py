@@ -1,6 +1,7 @@
 """Attacks on a real cluster: each gets the answer it should, takes little memory, and harms nobody.
 
 One table; a row is an attack of `attacks.ATTACKS`, the answers it may get, and those it must get.
+The whole cluster runs in a control group of a gigabyte, where the kernel lets this user make one.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ from cluster_harness import MODEL, ROOT, RunningCluster, environment, running_cl
 from hostile import attacks, hostile_models
 from hostile.attacks import Target, Usage
 from hostile.attacks_from_within import CLUSTER, LIAR, identities
+from machine_faults.memory_group import MemoryGroup, memory_group
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 MOST_GROWTH_MB = 64.0
+CLUSTER_BYTES = 1_000_000_000
+"""The limit of the memory of all processes together."""
 MOST_DELAY_S = 0.050
 ROUNDS = 3
 """The median of so many is held to the limit."""
@@ -99,8 +103,28 @@ TABLE = [
     row("a chat of lists", "400", "413 429 503"),
     row("a flood of nonsense", "400 429"),
     row("a flood to no route", "404 429"),
+    row("terabytes announced", "413", "429"),
+    row("silence at the HTTP port", ""),
     row("dripped headers", "", "open closed"),
     row("dripped bodies", "", "503 429 408 504 open closed"),
+    row("rapid resets", "closed", "open"),
+    row("rapid resets by a client", "closed", "open"),
+    row("continuations without end", "closed", "open"),
+    row("settings without end", "closed", "open"),
+    row("pings without end", "closed", "open"),
+    row("empty data without end", "closed", "open"),
+    row("windows without end", "closed", "open"),
+    row("header bombs", "closed", "open"),
+    row("unfinished headers", "", "closed open"),
+    row("unfinished frames", "", "closed open"),
+    row("no windows", "", "closed open"),
+    row("no windows of a client", "", "closed open"),
+    row("answers that nobody reads", "", "closed open"),
+    row("windows of one byte", "", "closed open"),
+    row("many streams", "", "closed open"),
+    row("many streams of a client", "", "closed open"),
+    row("many idle connections", "", "closed open"),
+    row("four gigabytes announced", "", "closed open"),
     row("silent peers", "", attempts=1),
     row("half a handshake", "", attempts=1),
     row("half a handshake from the address of peers", "", attempts=10),
@@ -130,6 +154,10 @@ TABLE = [
 LIES = [each.name for each in TABLE[-10:]]
 
 
+def test_no_attack_is_left_out() -> None:
+    assert {each.name for each in TABLE} == attacks.ATTACKS.keys()
+
+
 @dataclass
 class Stand:
     """The cluster under attack, and who uses it meanwhile."""
@@ -138,6 +166,7 @@ class Stand:
     target: Target
     usual_key: str
     security: TransportSecurity
+    group: MemoryGroup | None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -156,7 +185,16 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     usual, attacker = (add_key(keys, name, ["infer", "view"]) for name in ("usual", "attacker"))
     spent = add_key(keys, "spent", ["infer"], {"requests_per_s": 0.1, "burst": 1})
     config = {**CONFIG, "gateway": {**CONFIG["gateway"], "api_keys_file": str(keys)}}
-    with running_cluster(folder, config=config, agents=2, tls=True) as cluster:
+    with (
+        memory_group("catenary-attacks", CLUSTER_BYTES) as group,
+        running_cluster(
+            folder,
+            config=config,
+            agents=2,
+            tls=True,
+            within=group.command if group is not None else (),
+        ) as cluster,
+    ):
         certs = folder / "certs"
         authority = CertificateAuthority(certs, CLUSTER)
         for role, name in identities():
@@ -189,7 +227,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
             cert_file=certs / f"agent-{agents[1]}.pem",
             key_file=certs / f"agent-{agents[1]}-key.pem",
         )
-        yield Stand(cluster, target, usual, TransportSecurity(client=client))
+        yield Stand(cluster, target, usual, TransportSecurity(client=client), group)
 
 
 @dataclass
@@ -349,6 +387,15 @@ def is_settled(delays: list[float]) -> bool:
     """Returns whether the median of all rounds is on a side that the rest cannot change."""
     harmless = sum(delay <= MOST_DELAY_S for delay in delays)
     return max(harmless, len(delays) - harmless) > ROUNDS // 2
+
+
+def test_the_cluster_lived_within_a_gigabyte(stand: Stand) -> None:
+    """After all of the above no process was killed, by the kernel or otherwise."""
+    if stand.group is None:
+        pytest.skip("this user can make no control group of memory")
+    figures.report("all attacks", "memory of the cluster", stand.group.used_mb, "MB", "<= 1000 MB")
+    assert stand.group.kills == 0
+    assert all(psutil.pid_exists(pid) for pid in stand.pids.values())
 
 
 def test_what_peers_said_is_forgotten_and_the_cluster_serves(stand: Stand) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 
 from catenary_gateway.generation.request import (
     AnswerChunk,
@@ -17,6 +18,7 @@ from catenary_gateway.generation.text.answer_text import AnswerText
 from catenary_gateway.inference import RequestArrival
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.domain.logprobs import TokenLogprobs, unknown_logprobs
+from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS, prefix_hashes
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc.sampling_messages import logprobs_of_message, message_of_sampling
 
@@ -38,6 +40,7 @@ class PendingSession:
         "_scored",
         "_timings",
         "arrival",
+        "cached_prompt_tokens",
         "current",
         "ended",
         "error",
@@ -47,6 +50,7 @@ class PendingSession:
         "last_token_ns",
         "limits",
         "number",
+        "prefix_hashes",
         "prompt_logprobs",
         "request",
         "shares_prompt_of",
@@ -79,6 +83,10 @@ class PendingSession:
         self.arrival = arrival
         self.limits = limits
         self.submitted_ns = 0
+        self.prefix_hashes = hashes_of(request)
+        """The numbers by which the scheduler recognises the beginning of the prompt."""
+        self.cached_prompt_tokens = 0
+        """Tokens of the prompt that were not computed for the first token of the answer."""
         self.generated: array[int] = array("I", request.options.generated)
         self.starts: list[SessionStart] = []
         self.current: SessionStart | None = None
@@ -144,6 +152,7 @@ class PendingSession:
             per_token_slo_ns=request.options.time_per_output_token_ns or 0,
             waited_ns=max(0, now_ns - self.arrival.monotonic_ns),
             progress=self.progress() if self.generated else None,
+            prefix_hashes=self.prefix_hashes,
         )
         if self.current is not None:
             order = self.current.order
@@ -172,6 +181,15 @@ class PendingSession:
             generated_tokens=len(self.generated),
             first_token_ns=first_ns - self.arrival.monotonic_ns if first_ns else 0,
             decode_ns=self.last_token_ns - first_ns,
+            cached_tokens=self.current.cached_tokens if self.current is not None else 0,
+        )
+
+    def finished(self) -> scheduler_pb2.RequestFinished:
+        """Returns the message that the answer is complete, and what its chain has cached of it."""
+        known = len(self.prefix_hashes)
+        whole = hashes_of(self.request, self.generated)[known:]
+        return scheduler_pb2.RequestFinished(
+            request_id=self.number, progress=self.progress(), prefix_hashes=whole
         )
 
     def opening(
@@ -295,6 +313,10 @@ class PendingSession:
         previous_ns = self.last_token_ns or self.arrival.monotonic_ns
         self.first_token_ns = self.first_token_ns or now_ns
         self.last_token_ns = now_ns
+        if token.cached_tokens and not self.current.first_token_ns:
+            self.current.cached_tokens = min(token.cached_tokens, self.next_position - 1)
+            if not self.generated:
+                self.cached_prompt_tokens = self.current.cached_tokens
         self.current.first_token_ns = self.current.first_token_ns or now_ns
         self.current.last_token_ns = now_ns
         self.generated.append(token.token_id)
@@ -365,3 +387,10 @@ class PendingSession:
         else:
             scored = unknown_logprobs(token.token_id)
         return ScoredToken(scored, self.text.length, is_text)
+
+
+def hashes_of(request: GenerationRequest, generated: Sequence[int] = ()) -> list[int]:
+    """Returns the numbers of the beginnings of a prompt, with an answer behind it."""
+    if len(request.prompt) + len(generated) < PREFIX_BLOCK_TOKENS:
+        return []
+    return prefix_hashes([*request.prompt, *generated], request.model.adapter)

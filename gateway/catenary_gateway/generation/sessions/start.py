@@ -34,6 +34,8 @@ class SessionStart:
     sent_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
+    cached_tokens: int = 0
+    """Tokens that were not computed for it, because sessions before had cached them."""
     failed: str = ""
     """Reason why it brings no more tokens, as far as this gateway knows; empty if it may."""
     failed_ns: int = 0

@@ -125,9 +125,9 @@ class MessageWriter:
 
 def _usage(stream: GenerationStream) -> Document:
     return {
-        "input_tokens": stream.prompt_tokens,
+        "input_tokens": stream.prompt_tokens - stream.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": stream.cached_tokens,
         "output_tokens": stream.completion_tokens,
     }
 

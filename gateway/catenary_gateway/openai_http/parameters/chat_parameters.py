@@ -121,7 +121,7 @@ CHAT_PARAMETERS: tuple[Parameter, ...] = (
         "user, safety_identifier, metadata, store, service_tier, request_id",
         "nothing is done with it",
     ),
-    *ignored(BOTH, "prompt_cache_key, prompt_cache_retention, cache_salt", "no prompt is cached"),
+    *ignored(BOTH, "prompt_cache_key, prompt_cache_retention, cache_salt", "kept by content alone"),
     *ignored(CHATS, "prediction", "it would make an answer faster, not another"),
     *ignored(CHATS, "reasoning_effort, verbosity", "say it in `chat_template_kwargs`"),
     *ignored(BOTH, "length_penalty, early_stopping", "are for beam search"),

@@ -183,7 +183,10 @@ def _usage(stream: GenerationStream) -> Document:
     prompt, answer = stream.prompt_tokens, stream.completion_tokens
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": stream.cached_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": answer,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + answer,

@@ -25,6 +25,8 @@ from catenary_services.errors import InvalidInput
 
 _PIECE_ROWS = 4096
 _FINEST = np.dtype("<f4")
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
+"""Exceptions of `gguf` for files that are none of its own, or damaged ones."""
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -76,7 +78,10 @@ def plain_reader(file: Path) -> Any:
     """Returns a `GGUFReader` of a file whose arrays are plain ones.
 
     It would make each of a hundred thousand slices as a memory map, which takes several times as
-    long.
+    long; and it would read on behind the end of a file, as often as the file says.
+
+    Raises:
+        InvalidInput: It is not a GGUF file.
     """
     import gguf
 
@@ -89,7 +94,16 @@ def plain_reader(file: Path) -> Any:
         def data(self, mapped: _Array) -> None:
             self._data = np.asarray(mapped)
 
-    return PlainReader(file)
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any) -> _Array:
+            if offset + np.dtype(dtype).itemsize * int(count) > len(self._data):
+                raise ValueError("it ends within a value")
+            found: _Array = super()._get(offset, dtype, count, *order)
+            return found
+
+    try:
+        return PlainReader(file)
+    except _UNREADABLE as error:
+        raise InvalidInput(file.name, f"is not a GGUF file: {error}") from None
 
 
 def _parts(

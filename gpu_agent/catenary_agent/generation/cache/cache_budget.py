@@ -55,7 +55,31 @@ def over_budget(
             return
 
 
+def room_for_kept(batcher: PartitionBatcher, coming: Mapping[int, int], leaving: int = 0) -> int:
+    """Returns how many block tokens a batcher may keep of sessions that are over.
+
+    That is the memory its sessions leave over, where memory is allocated as it is written.
+
+    Args:
+        batcher: The batcher.
+        coming: By session id, the number of tokens its cache is about to have.
+        leaving: A session whose memory is about to be free; 0: none.
+    """
+    executor = batcher.executor
+    if not executor.commits_on_use:
+        return batcher.host_block_tokens
+    held = executor.cached_block_tokens - executor.block_tokens(leaving)
+    for session_id, tokens in coming.items():
+        held += executor.block_tokens(session_id, tokens) - executor.block_tokens(session_id)
+    return max(0, executor.layout.memory_tokens(commits_on_use=True) - held)
+
+
 def relieve(sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[int, int]) -> None:
-    """Fails the sessions that are `over_budget`."""
+    """Makes room for what is about to be written: sessions fail only if nothing else is left.
+
+    Caches of sessions that are over go first. The sessions that are `over_budget` fail.
+    """
+    if batcher.kept.size:
+        batcher.kept.shrink(room_for_kept(batcher, coming))
     for session_id, error in over_budget(sessions, batcher, coming):
         sessions.fail(session_id, error)

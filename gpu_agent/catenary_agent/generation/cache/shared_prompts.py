@@ -14,11 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from catenary_agent.generation.state.events import RowsOut
 from catenary_agent.generation.state.incidents import incident
-from catenary_agent.generation.state.session import NO_DRAFTS
 from catenary_agent.generation.state.states import CLOSED, LEAVING
 from catenary_agent.kv import CacheSpan
 from catenary_services.errors import CatenaryError, PartitionLost
@@ -100,16 +96,10 @@ class SharedPrompts:
 
     def _introduce(self, session: Session) -> None:
         """Opens a session at the next agent, before it has rows."""
-        session.introduced = True
         if session.spec.is_last:
-            return
-        none = np.empty((0, session.batcher.executor.table.hidden_size), np.float32)
-        now = self._sessions.cause[2]
-        position = session.spec.opening.prompt_tokens - 1
-        out = RowsOut(
-            session.spec, position, none, False, True, session.arrived, now, now, NO_DRAFTS
-        )
-        self._sessions.out.rows.append(out)
+            session.introduced = True
+        else:
+            self._sessions.introduce(session, session.spec.opening.prompt_tokens - 1)
 
     def _copy(self, source: Session) -> None:
         hop = source.spec.own_hop

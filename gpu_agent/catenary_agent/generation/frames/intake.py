@@ -14,6 +14,7 @@ from catenary_agent.generation.state.events import (
     CacheArrived,
     Event,
     MoveMessage,
+    PrefixConfirmed,
     RowsArrived,
     SessionOpened,
     SessionsBroken,
@@ -92,8 +93,15 @@ def step_events(
                 error = InvalidInput("draft_token_ids", f"{guesses} of {entry.tokens} rows")
                 events.append(SessionsBroken((entry.session_id,), error, agent_id))
                 continue
+            token_ids = tuple(entry.token_ids)
+            if guesses + len(token_ids) > entry.tokens:
+                error = InvalidInput("token_ids", f"{len(token_ids)} of {entry.tokens} rows")
+                events.append(SessionsBroken((entry.session_id,), error, agent_id))
+                continue
             events.append(
-                RowsArrived(entry.session_id, entry.position, part, entry.sample, at, drafts)
+                RowsArrived(
+                    entry.session_id, entry.position, part, entry.sample, at, drafts, token_ids
+                )
             )
     return events
 
@@ -105,6 +113,9 @@ def token_events(
     events: list[Event] = []
     for session_id, group in itertools.groupby(header.session_tokens, _SESSION_OF):
         token, *more = group
+        if token.HasField("cached_tokens"):
+            events.append(PrefixConfirmed(session_id, token.cached_tokens))
+            continue
         if token.HasField("opening"):
             events.append(_opened(header, token, arrived, agent_id, epoch))
         last = more[-1] if more else token

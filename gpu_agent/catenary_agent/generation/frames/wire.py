@@ -15,7 +15,12 @@ from catenary_services.grpc.sampling_messages import message_of_logprobs
 from catenary_services.transport.frames import MAX_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
+    from catenary_agent.generation.state.events import (
+        PrefixOut,
+        PromptScoresOut,
+        RowsOut,
+        TokenOut,
+    )
 
 _MOST_OPENINGS_BYTES = MAX_HEADER_BYTES // 2
 """The most bytes of the openings of several sessions in one header, which says more than these."""
@@ -60,6 +65,7 @@ class StepFrame(SessionFrame):
                 sample=each.sample,
                 draft_token_ids=each.drafts.tokens,
                 takes_drafts=each.drafts.are_taken,
+                token_ids=each.token_ids,
             )
             if each.opens:
                 put_opening(entry.opening, each.spec, header.sent_monotonic_ns)
@@ -75,9 +81,12 @@ class TokenFrame(SessionFrame):
     tokens: list[TokenOut]
     for_gateway: bool
     prompt_scores: Sequence[PromptScoresOut] = ()
+    prefixes: Sequence[PrefixOut] = ()
 
     @property
     def session_ids(self) -> tuple[int, ...]:
+        if self.prefixes:
+            return tuple(each.spec.session_id for each in self.prefixes)
         if self.for_gateway:
             scored = [each.spec.session_id for each in self.prompt_scores]
             return (*scored, *(each.spec.session_id for each in self.tokens))
@@ -93,12 +102,18 @@ class TokenFrame(SessionFrame):
                 finish_reason=each.finish_reason,
                 takes_drafts=each.takes_drafts and not self.for_gateway,
             )
+            if self.for_gateway and each.cached_tokens:
+                entry.cached_tokens = each.cached_tokens
             if self.for_gateway and each.scored is not None:
                 entry.logprobs.CopyFrom(message_of_logprobs(each.scored))
             if self.for_gateway and each.spec.opening.timed and not each.is_guessed:
                 entry.timings.extend(_timings(each, header.sent_monotonic_ns, agent_id))
             if not self.for_gateway and each.spec.side == "prefill":
                 put_opening(entry.opening, each.spec, header.sent_monotonic_ns)
+        for prefix in self.prefixes:
+            header.session_tokens.add(
+                session_id=prefix.spec.session_id, cached_tokens=prefix.tokens
+            )
         for part in self.prompt_scores:
             header.prompt_logprobs.add(
                 session_id=part.spec.session_id,
@@ -111,6 +126,7 @@ def frames_of(
     rows: Sequence[RowsOut],
     tokens: Sequence[TokenOut],
     prompt_scores: Sequence[PromptScoresOut] = (),
+    prefixes: Sequence[PrefixOut] = (),
 ) -> Iterable[tuple[str, SessionFrame]]:
     """Yields each frame of a step with its receiver; frames that keep a ring going come first."""
     following: dict[str, list[RowsOut]] = {}
@@ -125,6 +141,8 @@ def frames_of(
     for peer, parts in following.items():
         for few in _by_headers(parts, lambda row: row.opens):
             yield peer, StepFrame(few)
+    for prefix in prefixes:
+        yield prefix.spec.first_agent, TokenFrame([], for_gateway=False, prefixes=(prefix,))
     for peer, part in agents.items():
         for some in _by_headers(part, lambda token: token.spec.side == "prefill"):
             yield peer, TokenFrame(some, for_gateway=False)

@@ -144,6 +144,11 @@ class GenerationEngine:
         used = sum(batcher.used_block_slots for batcher in batchers)
         return used, sum(batcher.executor.layout.block_slots for batcher in batchers)
 
+    @property
+    def kept_block_tokens(self) -> int:
+        """Number of block tokens kept of sessions that are over, for others that begin alike."""
+        return sum(each.batcher.kept.size for each in self.decoders)
+
     def snapshot(self) -> list[scheduler_pb2.SessionInAgent]:
         """Returns the sessions that hold slots here, for the hello to a scheduler."""
         return [
@@ -260,7 +265,7 @@ class GenerationEngine:
         if self._closed:
             self._account(out)
             return
-        for peer, frame in frames_of(out.rows, out.tokens, out.prompt_scores):
+        for peer, frame in frames_of(out.rows, out.tokens, out.prompt_scores, out.prefixes):
             self._peers.send(peer, frame)
         for move in out.moves:
             self._peers.send(move.peer, MoveFrame(move))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from catenary_agent.generation.cache.prefix_cache import PrefixCache
 from catenary_agent.generation.loop.session_events import SessionEvents
 from catenary_agent.generation.loop.step_runner import StepRunner
 from catenary_agent.generation.migration.migrations import Migrations
@@ -27,6 +28,7 @@ from catenary_agent.generation.state.events import (
     LoopCall,
     LoopOutput,
     MoveMessage,
+    PrefixConfirmed,
     RowsArrived,
     SessionOpened,
     SessionsBroken,
@@ -72,8 +74,12 @@ class GenerationLoop:
         self._validates = validates
         self.sessions = SessionTable(agent_id, batcher_closed, is_strict=validates)
         self.migrations = Migrations(self.sessions, limits.caches, clock)
-        self.runner = StepRunner(self.sessions, self.migrations, limits, clock, self._steps)
-        self._ring = SessionEvents(self.sessions, self.migrations)
+        self.prefixes = PrefixCache(self.sessions, limits, clock)
+        self.runner = StepRunner(
+            self.sessions, self.migrations, self.prefixes, limits, clock, self._steps
+        )
+        self._prefix_host_bytes = limits.prefix_host_bytes
+        self._ring = SessionEvents(self.sessions, self.migrations, self.prefixes)
         self._handlers: Mapping[type[Event], Callable[[Any], None]] = {
             TokenArrived: self._ring.on_token,
             RowsArrived: self._ring.on_rows,
@@ -81,6 +87,7 @@ class GenerationLoop:
             SessionsBroken: self._ring.on_broken,
             GrammarCompiled: self._ring.on_compiled,
             EngineAnswered: self._ring.on_answered,
+            PrefixConfirmed: self.prefixes.on_confirmed,
             CloseOrdered: self.migrations.on_close_ordered,
             CacheArrived: self.migrations.waiting.on_cache,
             CachePushed: self.migrations.on_pushed,
@@ -92,10 +99,13 @@ class GenerationLoop:
     @property
     def ignored(self) -> int:
         """Number of openings, rows, tokens, caches and steps of moves that came late or twice."""
-        return self._ring.ignored + self.migrations.ignored + self.migrations.waiting.ignored
+        ignored = self._ring.ignored + self.migrations.ignored + self.prefixes.ignored
+        return ignored + self.migrations.waiting.ignored
 
     def add_batcher(self, batcher: PartitionBatcher) -> None:
         """Lets sessions begin on a batcher."""
+        block_token_bytes = batcher.executor.sizes.cache_bytes_per_token
+        batcher.host_block_tokens = self._prefix_host_bytes // max(1, block_token_bytes)
         self.sessions.batchers.append(batcher)
 
     def retire_batcher(self, batcher: PartitionBatcher) -> None:
@@ -109,7 +119,9 @@ class GenerationLoop:
 
     def next_wakeup_ns(self) -> Nanoseconds | None:
         """Returns the moment at which `expire` has something to do; None if never."""
-        moments = (self.sessions.next_wakeup_ns(), self.migrations.next_wakeup_ns())
+        moments = [self.sessions.next_wakeup_ns(), self.migrations.next_wakeup_ns()]
+        if self.prefixes.stall_timer.since:
+            moments.append(self.prefixes.stall_timer.next_wakeup_ns())
         return min((each for each in moments if each is not None), default=None)
 
     def take_outflow(self) -> LoopOutput:
@@ -159,6 +171,8 @@ class GenerationLoop:
         now = self.sessions.cause[2]
         self.sessions.expire(now)
         self.migrations.expire(now)
+        if self.prefixes.stall_timer.since:
+            self.prefixes.expire(now)
         self.migrations.renew()
 
     def _on_call(self, call: LoopCall) -> None:
@@ -173,3 +187,4 @@ class GenerationLoop:
         """Raises AssertionError unless every invariant holds."""
         self.sessions.validate()
         self.migrations.validate()
+        self.prefixes.validate()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from catenary_agent.content import check_content, is_content_as_ordered
 from catenary_agent.decoders.base import CacheLayout, DecoderCost, DecoderExecutor
+from catenary_agent.generation.cache.cache_budget import room_for_kept
 from catenary_agent.generation.loop.measuring import measure_between_steps
 from catenary_agent.generation.loop.table import LoadedDecoder, cache_bytes, step_bytes
 from catenary_agent.generation.state.partition_batcher import PartitionBatcher
@@ -129,9 +130,15 @@ class DecoderLoader:
         more += entries * executor.sizes.entry_bytes
         self._check(present.key, max(0, more))
         prepared = await asyncio.to_thread(executor.prepare_layout, layout)
-        await self._generation.on_thread(lambda: executor.apply_layout(prepared))
+        await self._generation.on_thread(lambda: _put_into_force(batcher, prepared))
         present.layout, present.step = layout, step
         return present
+
+
+def _put_into_force(batcher: PartitionBatcher, prepared: Any) -> None:
+    """Changes a batcher's layout; what it keeps of sessions that are over gives way."""
+    batcher.executor.apply_layout(prepared)
+    batcher.kept.shrink(room_for_kept(batcher, {}))
 
 
 def _layout_of(key: PartitionKey, cache: scheduler_pb2.CacheLayout) -> CacheLayout:

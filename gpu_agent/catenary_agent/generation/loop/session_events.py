@@ -12,9 +12,11 @@ from catenary_agent.generation.state.states import (
     QUEUED,
     WAITING,
 )
+from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS
 from catenary_services.errors import CatenaryError
 
 if TYPE_CHECKING:
+    from catenary_agent.generation.cache.prefix_cache import PrefixCache
     from catenary_agent.generation.migration.migrations import Migrations
     from catenary_agent.generation.state.events import (
         EngineAnswered,
@@ -30,9 +32,12 @@ if TYPE_CHECKING:
 class SessionEvents:
     """Opens sessions and takes in their rows and tokens."""
 
-    def __init__(self, sessions: SessionTable, migrations: Migrations) -> None:
+    def __init__(
+        self, sessions: SessionTable, migrations: Migrations, prefixes: PrefixCache
+    ) -> None:
         self._sessions = sessions
         self._migrations = migrations
+        self._prefixes = prefixes
         self.ignored = 0
         """Number of openings, rows and tokens that came late or twice."""
 
@@ -62,6 +67,8 @@ class SessionEvents:
             self._migrations.waiting.begin(session)
         if source is not None:
             shared.begin(session, source)
+        elif event.spec.side == "mixed" and event.spec.history > PREFIX_BLOCK_TOKENS:
+            self._prefixes.begin(session)
         self._sessions.resume(session)
 
     def on_rows(self, event: RowsArrived) -> None:
@@ -75,6 +82,10 @@ class SessionEvents:
             self._sessions.go(session, WAITING)  # the hop before reads them already
         elif incoming is not None and session.pending_cache is not None and not session.chunks:
             session.expected = event.position  # verified when the session is handed over
+        if session.may_rewind:
+            session.may_rewind = False
+            session.rewind(event.position)
+            session.expected = session.cached
         try:
             admission.check_rows(session, event)
         except CatenaryError as error:
@@ -82,8 +93,12 @@ class SessionEvents:
             self._sessions.fail(event.session_id, error)
             return
         if session.drafted:
-            session.keep(event.position - session.expected)
+            right = session.drafted[: event.position - session.expected]
+            session.hear(right, event.position)
+            session.keep(len(right))
         session.expected = event.position + len(event.rows) - len(event.drafts.tokens)
+        if event.token_ids:
+            session.hear(event.token_ids, session.expected)
         session.chunks.append(HiddenChunk(event.rows, event.sample, event.arrived, event.drafts))
         self._sessions.resume(session)
 

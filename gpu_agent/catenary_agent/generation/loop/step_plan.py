@@ -104,7 +104,7 @@ def plan_step(
     plan = StepPlan(batcher, now_ns, works, size, {}, leaving, passed_over)
     if not batcher.executor.layout.cache_tokens:
         return plan
-    coming = {work.session.spec.session_id: work.position + len(work.inputs) for work in works}
+    coming = {work.session.spec.session_id: work.end for work in works}
     evicted = dict(over_budget(sessions, batcher, coming))
     fitting = plan.only(lambda work: work.session.spec.session_id not in evicted)
     return fitting._replace(evicted=evicted)

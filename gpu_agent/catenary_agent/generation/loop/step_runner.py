@@ -21,6 +21,7 @@ from catenary_agent.decoders.sampling.sampling import (
     SessionSampler,
 )
 from catenary_agent.devices.device_errors import failure
+from catenary_agent.generation.cache.cache_budget import room_for_kept
 from catenary_agent.generation.drafts.drafter import StepTimes, times_of
 from catenary_agent.generation.loop.step_plan import StepPlan, plan_step
 from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
@@ -35,11 +36,13 @@ from catenary_agent.generation.state.states import (
     InvalidTransitionError,
 )
 from catenary_agent.supervision.steps import RunningSteps, StepKind
+from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS
 from catenary_services.errors import CatenaryError, DeviceLost, InternalError, InvalidInput
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from catenary_agent.generation.cache.prefix_cache import PrefixCache
     from catenary_agent.generation.context import GenerationLimits
     from catenary_agent.generation.drafts.drafter import Drafter
     from catenary_agent.generation.migration.migrations import Migrations
@@ -55,6 +58,7 @@ class StepRunner:
         self,
         sessions: SessionTable,
         migrations: Migrations,
+        prefixes: PrefixCache,
         limits: GenerationLimits,
         clock: Callable[[], Nanoseconds],
         steps: RunningSteps,
@@ -64,12 +68,14 @@ class StepRunner:
         Args:
             sessions: The sessions that are computed, and their batchers.
             migrations: Told how sessions advance.
+            prefixes: Keeps what prompts have cached.
             limits: The size of steps.
             clock: Returns monotonic nanoseconds.
             steps: Where the running step is noted, for the watchdog.
         """
         self._sessions = sessions
         self._migrations = migrations
+        self._prefixes = prefixes
         self._chunk_tokens = limits.chunk_tokens
         self._most_drafts = limits.draft_tokens
         self._clock = clock
@@ -115,6 +121,9 @@ class StepRunner:
         batcher.dequeue(*plan.looked_at, plan.passed_over)
         for session_id, error in plan.evicted.items():
             sessions.fail(session_id, error)
+        if batcher.kept.size:
+            coming = {each.session.spec.session_id: each.end for each in plan.works}
+            batcher.kept.shrink(room_for_kept(batcher, coming))
         is_stale = False
         for work in plan.works:
             if work.session.state is QUEUED:
@@ -195,30 +204,15 @@ class StepRunner:
             sessions.out.consumed_bytes += work.inputs.nbytes
         if not spec.is_last:
             assert result is not None
-            opens, session.introduced = not session.introduced, True
-            sessions.out.rows.append(
-                RowsOut(
-                    spec,
-                    work.position,
-                    result,
-                    work.sample,
-                    opens,
-                    work.arrived,
-                    *times,
-                    work.drafts,
-                )
-            )
+            self._pass_on(work, result, times)
+        if len(work.inputs) > 1 and session.cached >= PREFIX_BLOCK_TOKENS:
+            self._prefixes.advanced(session)
         if self._migrations.shared.readers:
             self._migrations.shared.advanced(session)
             if session.state is CLOSED:
                 return
         if spec.is_last:
-            if work.scores is not None and work.scores.prompt:
-                scored = PromptScoresOut(spec, work.position + 1, work.scores.prompt)
-                sessions.out.prompt_scores.append(scored)
-            if work.sample:
-                assert result is not None
-                self._accept(work, result.tolist(), times)
+            self._answer(work, result, times)
         if session.state is CLOSED:
             return
         if spec.side == "prefill" and session.cached >= spec.history:
@@ -230,6 +224,34 @@ class StepRunner:
                 self._migrations.go_on(session)
             elif session.pending:  # rows of what it reads are in transit: it is not handed over
                 sessions.resume(session)
+
+    def _answer(self, work: SessionWork, result: np.ndarray | None, times: Times) -> None:
+        """Sends what the last agent of a ring computed for a session: scores and tokens."""
+        if work.scores is not None and work.scores.prompt:
+            scored = PromptScoresOut(work.session.spec, work.position + 1, work.scores.prompt)
+            self._sessions.out.prompt_scores.append(scored)
+        if work.sample:
+            assert result is not None
+            self._accept(work, result.tolist(), times)
+
+    def _pass_on(self, work: SessionWork, result: np.ndarray, times: Times) -> None:
+        """Sends the hidden states of a session to the next agent."""
+        session, spec = work.session, work.session.spec
+        opens, session.introduced = not session.introduced, True
+        known = session.tokens[max(spec.history, work.position) : session.cached]
+        self._sessions.out.rows.append(
+            RowsOut(
+                spec,
+                work.position,
+                result,
+                work.sample,
+                opens,
+                work.arrived,
+                *times,
+                work.drafts,
+                known,
+            )
+        )
 
     def _accept(self, work: SessionWork, token_ids: Sequence[int], times: Times) -> None:
         """Sends the tokens that were sampled for a session; all but the first were guessed."""
@@ -249,6 +271,8 @@ class StepRunner:
                 spec, position, token_id, reason, work.arrived, *times, work.drafts.are_taken
             )
             out.is_guessed = number > 0
+            if position == spec.history:
+                out.cached_tokens = session.reused
             if work.scores is not None:
                 out.scored = work.scores.token
             sessions.out.tokens.append(out)

@@ -45,6 +45,17 @@ class RowsArrived:
     sample: bool
     arrived: ArrivalTime
     drafts: Drafts = NO_DRAFTS
+    token_ids: tuple[int, ...] = ()
+    """The tokens that the last rows without a guess belong to, where the opening does not say
+    them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixConfirmed:
+    """All agents of a ring said how many tokens of a session they have from sessions before."""
+
+    session_id: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,7 @@ class LoopCall:
 Event = (
     SessionOpened
     | RowsArrived
+    | PrefixConfirmed
     | TokenArrived
     | CacheArrived
     | CachePushed
@@ -176,6 +188,9 @@ class RowsOut:
     started_ns: int
     ended_ns: int
     drafts: Drafts
+    token_ids: Sequence[int] = ()
+    """The tokens that the last rows without a guess belong to, where the opening does not say
+    them."""
 
 
 @dataclass(slots=True)
@@ -194,6 +209,16 @@ class TokenOut:
     """The token's log probabilities, if its session asks for them; for the gateway."""
     is_guessed: bool = False
     """True for a further token of the same step, whose time is that of the first."""
+    cached_tokens: int = 0
+    """The number of tokens before it that were not computed, with the first token of a start."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixOut:
+    """The number of tokens that all agents of a ring have of a session, for the first of them."""
+
+    spec: SessionSpec
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -257,6 +282,7 @@ class LoopOutput:
 
     rows: list[RowsOut] = field(default_factory=list)
     tokens: list[TokenOut] = field(default_factory=list)
+    prefixes: list[PrefixOut] = field(default_factory=list)
     prompt_scores: list[PromptScoresOut] = field(default_factory=list)
     caches: list[CacheOut] = field(default_factory=list)
     moves: list[MoveOut] = field(default_factory=list)
@@ -274,6 +300,9 @@ class LoopOutput:
     guesses: list[tuple[str, int, int]] = field(default_factory=list)
     """The model of each session whose last agent is this one and of which tokens were guessed: the
     numbers of all guesses and of the right ones."""
+    asked: list[tuple[str, int, int]] = field(default_factory=list)
+    """The model of each session that begins here, the number of tokens it begins with, and how many
+    of these sessions before had cached at all agents of its ring."""
     handed_over: list[tuple[str, int]] = field(default_factory=list)
     """The model of each session that a prefill ring handed over to this agent, and nanoseconds
     since its first token was sent."""
@@ -290,7 +319,7 @@ class LoopOutput:
 
     def __bool__(self) -> bool:
         sent = self.rows or self.tokens or self.caches or self.moves
-        told = self.messages or self.prompt_scores
+        told = self.messages or self.prompt_scores or self.prefixes
         inward = self.gone or self.opened or self.steps or self.consumed
         counted = self.handed_over or self.taken_over or self.moved or self.moves_failed
         return bool(sent or told or inward or counted) or self.consumed_bytes > 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from catenary_services.domain.decoder import GPU_CHUNK_TOKENS
+from catenary_services.domain.prefixes import KeptBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
     from catenary_agent.decoders.sampling.sampling import SessionSampler
     from catenary_agent.executors.device import Device
+    from catenary_agent.kv.arrays import CacheArray
     from catenary_protos.catenary.v1 import frame_pb2
     from catenary_services.domain.ids import Nanoseconds
 
@@ -120,6 +122,11 @@ class PartitionBatcher:
         self.masks = masks
         self.retired = False
         """True if no session may begin here any more."""
+        self.kept: KeptBlocks[CacheArray] = KeptBlocks()
+        """The caches of sessions that are over, or have read their prompts, for others that begin
+        alike."""
+        self.host_block_tokens = 0
+        """The most block tokens of them in host memory, where sessions have memory of their own."""
         self.work_done = BatcherWork()
         self.gentle_until_ns = 0
         self.is_awaited = False

@@ -158,7 +158,8 @@ class Session:
     state: SessionState
     """Changed by `SessionTable.go` only."""
     tokens: list[int] = field(default_factory=list)
-    """First hop only: the whole sequence as far as it is known."""
+    """The sequence as far as it is known: on the first hop all of it; on others what the opening
+    said, and the tokens of rows that came since."""
     chunks: deque[HiddenChunk] = field(default_factory=deque)
     """Other hops only: rows that arrived and were not computed yet."""
     expected: int = 0
@@ -167,6 +168,18 @@ class Session:
     """Last hop only; None on others."""
     is_held: bool = False
     """True until the grammar of the answer is compiled; nothing is computed before."""
+    awaits_prefix: bool = False
+    """First hop only: True until it is known how many of the tokens it has from sessions before all
+    agents of the ring have; nothing is computed before."""
+    may_rewind: bool = False
+    """Other hops only: True until the first rows come, if it has tokens from sessions before. The
+    rows may begin in front of the last of these."""
+    reused: int = 0
+    """Number of tokens that were not computed here, but cached by sessions before."""
+    digests: list[bytes] = field(default_factory=list)
+    """Digests of its first blocks, as far as they were needed (`domain.prefixes`)."""
+    kept_blocks: int = 0
+    """Number of its first blocks that were kept for others, or were kept before."""
     cached: int = 0
     """Number of tokens in the cache. The pending ones are those behind them."""
     drafted: tuple[int, ...] = ()
@@ -200,7 +213,7 @@ class Session:
     @property
     def pending(self) -> int:
         """Number of known tokens that can be computed in one piece; guesses do not count."""
-        if self.is_held:
+        if self.is_held or self.awaits_prefix:
             return 0
         if self.spec.is_first:
             return len(self.tokens) - self.cached
@@ -231,14 +244,31 @@ class Session:
             assert self.expected == self.cached + coming
         assert not self.drafted or not self.chunks
         assert self.drafter is None or self.spec.is_first
+        assert not self.awaits_prefix or (self.spec.is_first and not self.spec.is_last)
+        assert not self.may_rewind or (not self.spec.is_first and not self.chunks)
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """Adds tokens that another ring has sampled."""
-        if self.spec.is_first:
-            self.tokens += token_ids
+        self.tokens += token_ids
         if self.sampler is not None:
             for token_id in token_ids:
                 self.sampler.accept(token_id)
+
+    def hear(self, token_ids: Sequence[int], end: int) -> None:
+        """Takes in on other hops than the first what tokens rows belong to, up to position `end`.
+
+        An agent of an older release does not say it; then the later ones are not known either.
+        """
+        start = end - len(token_ids)
+        if start <= len(self.tokens):
+            self.tokens[start:] = token_ids
+
+    def rewind(self, tokens: int) -> None:
+        """Forgets what is cached behind the first `tokens`, of a session that has not begun."""
+        if tokens < self.cached:
+            self.batcher.executor.truncate(self.spec.session_id, tokens)
+            self.cached = tokens
+        self.reused = self.cached
 
     def take(self, token_id: int) -> None:
         """Adds the newest token on the first hop. `check_token` says whether it may come next."""
@@ -317,6 +347,11 @@ class SessionWork:
     drafts: Drafts = NO_DRAFTS
     scores: StepScores | None = None
     """The log probabilities that the step computes; None if the session asks for none."""
+
+    @property
+    def end(self) -> int:
+        """Number of tokens that the session has cached afterwards, guesses included."""
+        return self.position + len(self.inputs)
 
     def item(self) -> StepItem:
         """Returns the input of the executor."""

@@ -7,7 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.state.events import LoopOutput
+import numpy as np
+
+from catenary_agent.generation.state.events import LoopOutput, RowsOut
 from catenary_agent.generation.state.incidents import incident
 from catenary_agent.generation.state.partition_batcher import BatcherWork
 from catenary_agent.generation.state.reporting import (
@@ -15,6 +17,7 @@ from catenary_agent.generation.state.reporting import (
     session_failed,
     sessions_closed,
 )
+from catenary_agent.generation.state.session import NO_DRAFTS
 from catenary_agent.generation.state.states import (
     CLOSED,
     FIRST_STATES,
@@ -25,6 +28,7 @@ from catenary_agent.generation.state.states import (
     WAITING,
     InvalidTransitionError,
 )
+from catenary_services.domain.prefixes import PREFIX_BLOCK_TOKENS
 from catenary_services.errors import DeadlineExceeded
 from catenary_services.log import get_logger
 
@@ -74,6 +78,8 @@ class SessionTable:
         """The output since it was last taken."""
         self.on_closed: Callable[[Session, CatenaryError | None, str], None] | None = None
         """Called with each closed session, its error (None if it ended well), and who is blamed."""
+        self.on_closing: Callable[[Session], None] | None = None
+        """Called with each session that ends well and has some text, with its caches still here."""
         self._batcher_closed = batcher_closed
         self._open: dict[int, Session] = {}
         self.get: Callable[[int], Session | None] = self._open.get
@@ -104,6 +110,14 @@ class SessionTable:
         if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
             self._deadlines = [each for each in self._deadlines if each[1] in self._open]
             heapq.heapify(self._deadlines)
+
+    def introduce(self, session: Session, position: int) -> None:
+        """Opens a session at the next agent, before it has rows; they will begin at `position`."""
+        session.introduced = True
+        none = np.empty((0, session.batcher.executor.table.hidden_size), np.float32)
+        spec, now = session.spec, self.cause[2]
+        out = RowsOut(spec, position, none, False, True, session.arrived, now, now, NO_DRAFTS)
+        self.out.rows.append(out)
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -213,6 +227,9 @@ class SessionTable:
         del self._open[session_id]
         self.out.consumed_bytes += sum(chunk.rows.nbytes for chunk in session.chunks)
         session.chunks.clear()
+        is_worth_keeping = error is None and session.cached >= PREFIX_BLOCK_TOKENS
+        if is_worth_keeping and self.on_closing is not None:
+            self.on_closing(session)
         session.batcher.executor.close_session(session_id)
         if session.sampler is not None and session.sampler.mask is not None:
             session.sampler.mask.drop()
@@ -232,7 +249,7 @@ class SessionTable:
 
     def close(self) -> None:
         """Closes every session and executor without sending anything."""
-        self.on_closed = None
+        self.on_closed = self.on_closing = None
         for session in self:
             self._close(session)
         for batcher in list(self.batchers):
@@ -244,6 +261,7 @@ class SessionTable:
     def retire(self, batcher: PartitionBatcher) -> None:
         """Lets no session begin on a batcher any more; it is closed with its last session."""
         batcher.retired = True
+        batcher.kept.clear()
         self._close_if_unused(batcher)
 
     def report(self, batcher: PartitionBatcher) -> None:

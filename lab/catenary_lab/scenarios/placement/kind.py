@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from catenary_lab.scenarios.kinds import Experiment, Kind, LiveExperiment
-from catenary_lab.scenarios.placement import by_load, fewest, live_steps, scaling
+from catenary_lab.scenarios.placement import by_load, chats, fewest, live_steps, scaling
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
 from catenary_lab.scenarios.placement.schema import (
     FILES,
@@ -12,6 +12,7 @@ from catenary_lab.scenarios.placement.schema import (
     Fewest,
     Overhead,
     Scaling,
+    SharedBeginnings,
 )
 
 KIND = Kind(
@@ -23,6 +24,7 @@ KIND = Kind(
         Experiment(Demand, by_load.jobs, by_load.report),
         Experiment(Overhead, by_load.jobs, by_load.report),
         Experiment(Scaling, scaling.jobs, scaling.report),
+        Experiment(SharedBeginnings, chats.jobs, chats.report),
         LiveExperiment(LiveSteps, live_steps.serve),
     ),
 )

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from catenary_lab.scenarios.placement.live_schema import LiveSteps
 from catenary_lab.scenarios.placement.schema_parts import (
+    ChatPolicySpec,
+    ChatsSpec,
     ClusterSpec,
     EngineSpec,
     LengthsSpec,
@@ -110,7 +112,26 @@ class Scaling(_Simulated):
     most_workers: Count = Field(120, description="Workers that may be started.")
 
 
+class SharedBeginnings(Annotatable):
+    """Conversations that begin alike: what is not computed twice, and how even the load is."""
+
+    kind: Literal["chats"]
+    worker: WorkerSpec = Field(description="All workers.")
+    workers: Count = Field(description="How many there are.")
+    chunk_tokens: int = Field(512, ge=0, description="Prompt tokens beside every decode step.")
+    lengths: LengthsSpec
+    chats: ChatsSpec
+    arrivals: str = Field("poisson", description="Of first turns: poisson or gamma:CV.")
+    rates_per_s: list[Positive] = Field(min_length=1, description="Requests; one case each.")
+    duration_s: Positive = Field(300.0, description="Conversations begin so long.")
+    seeds: list[int] = Field([1], min_length=1, description="One run each.")
+    policies: list[ChatPolicySpec] = Field(min_length=1, description="What is compared.")
+    news: NewsSpec = Field(
+        default_factory=lambda: NewsSpec.model_validate({}), description="Delays of messages."
+    )
+
+
 Simulated = Fewest | Attainment | Demand | Overhead | Scaling
-FILES: ScenarioFiles[Simulated | LiveSteps] = ScenarioFiles(
-    Annotated[Simulated | LiveSteps, Field(discriminator="kind")]
+FILES: ScenarioFiles[Simulated | SharedBeginnings | LiveSteps] = ScenarioFiles(
+    Annotated[Simulated | SharedBeginnings | LiveSteps, Field(discriminator="kind")]
 )

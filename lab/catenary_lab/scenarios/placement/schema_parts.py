@@ -127,3 +127,22 @@ class ClusterSpec(Closed):
     label: str = Field(min_length=1, description="Name in tables and plots.")
     scaling: ScalingName = Field(description="fixed: for the highest rate, from the start.")
     cold_start_s: NotNegative = Field(30.0, description="From the order to a worker that serves.")
+
+
+class ChatsSpec(Closed):
+    """Conversations: a head that many share, and turns that follow each other."""
+
+    heads: Count = Field(description="Different heads, all equally frequent.")
+    head_tokens: Count = Field(description="Tokens of each.")
+    turns: Annotated[float, Field(ge=1)] = Field(description="Mean of a geometric distribution.")
+    pause_s: Positive = Field(description="Mean pause between turns, beside the least one.")
+    least_pause_s: NotNegative = Field(description="From one turn to the next at least.")
+
+
+class ChatPolicySpec(Closed):
+    """A policy that places turns of conversations."""
+
+    label: str = Field(min_length=1, description="Name in tables.")
+    policy: Literal["least-time", "slo"] = Field(description="least-time: a deployment's default.")
+    told: bool = Field(True, description="The scheduler hears how prompts begin.")
+    objectives: ObjectivesSpec | None = Field(None, description="Of all requests, if any.")

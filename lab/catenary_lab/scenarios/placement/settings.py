@@ -68,7 +68,7 @@ class Case:
     def held_to(self) -> TokenObjectives:
         """Objectives of requests; in the split phase TTFT is left to the prompt workers."""
         ttft_ms = 0.0 if self.engine.decode_only else self.objectives.ttft_ms
-        return TokenObjectives(_ns(ttft_ms), _ns(self.objectives.atgt_ms))
+        return TokenObjectives(nanoseconds(ttft_ms), nanoseconds(self.objectives.atgt_ms))
 
     @property
     def delays(self) -> ReportDelays:
@@ -76,9 +76,9 @@ class Case:
         news = self.news
         told = self.policy in ("slo", "least-loaded")
         return ReportDelays(
-            _ns(news.start_ms),
-            _ns(news.notice_ms),
-            _ns(news.report_every_ms) if told else 0,
+            nanoseconds(news.start_ms),
+            nanoseconds(news.notice_ms),
+            nanoseconds(news.report_every_ms) if told else 0,
             self.lengths.answer_limit,
         )
 
@@ -184,5 +184,6 @@ def halves_of(spec: LengthsSpec, data: Path | None) -> tuple[LengthPopulation, L
     return lengths.halves()
 
 
-def _ns(milliseconds: float) -> int:
+def nanoseconds(milliseconds: float) -> int:
+    """Returns milliseconds as nanoseconds."""
     return round(milliseconds * NANOSECONDS_PER_MILLISECOND)

@@ -402,6 +402,7 @@ class SessionRows(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TAKES_DRAFTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     """Given by the scheduler, new each time a session is started or started again elsewhere."""
     position: _builtins.int
@@ -427,6 +428,10 @@ class SessionRows(_message.Message):
         begin behind the last of those that were right.
         """
 
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens that the last of the other rows belong to, as far as the opening did not say them."""
+
     def __init__(
         self,
         *,
@@ -438,10 +443,11 @@ class SessionRows(_message.Message):
         timings: _abc.Iterable[_common_pb2.HopTiming] | None = ...,
         draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         takes_drafts: _builtins.bool = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_token_ids", b"draft_token_ids", "opening", b"opening", "position", b"position", "sample", b"sample", "session_id", b"session_id", "takes_drafts", b"takes_drafts", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_token_ids", b"draft_token_ids", "opening", b"opening", "position", b"position", "sample", b"sample", "session_id", b"session_id", "takes_drafts", b"takes_drafts", "timings", b"timings", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,6 +471,7 @@ class SessionOpening(_message.Message):
     DECODE_ROUTE_FIELD_NUMBER: _builtins.int
     SHARES_PROMPT_OF_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     request_id: _builtins.int
     prompt_tokens: _builtins.int
@@ -480,6 +487,11 @@ class SessionOpening(_message.Message):
     """
     adapter: _builtins.str
     """The LoRA adapter with which the model generates; empty: none."""
+    prefix_tokens: _builtins.int
+    """From agent to agent: the first tokens whose caches all agents in front have from sessions before.
+    The last agent, or the first that has none, tells the first agent how many all of them have
+    (SessionToken.cached_tokens), and rows come from there on. 0: rows come from the beginning.
+    """
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hop]:
         """The whole ring: which blocks are really processed where."""
@@ -509,10 +521,11 @@ class SessionOpening(_message.Message):
         decode_route: _abc.Iterable[_common_pb2.Hop] | None = ...,
         shares_prompt_of: _builtins.int = ...,
         adapter: _builtins.str = ...,
+        prefix_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "shares_prompt_of", b"shares_prompt_of", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "budget_ns", b"budget_ns", "decode_route", b"decode_route", "gateway_id", b"gateway_id", "prefix_tokens", b"prefix_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "shares_prompt_of", b"shares_prompt_of", "timed", b"timed", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -684,6 +697,7 @@ class SessionToken(_message.Message):
     OPENING_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TAKES_DRAFTS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     position: _builtins.int
     """Index in the whole sequence: the first generated token has that of the prompt's length."""
@@ -692,6 +706,10 @@ class SessionToken(_message.Message):
     """"stop" (an end-of-text token, which is token_id) or "length"; empty while it goes on."""
     takes_drafts: _builtins.bool
     """All agents of the ring know SessionRows.draft_token_ids: the first one may send some."""
+    cached_tokens: _builtins.int
+    """To the first agent, instead of a token: the answer to SessionOpening.prefix_tokens. To a gateway,
+    with the first token of a start: that many tokens were not computed, but cached by sessions before.
+    """
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """Set instead of a token if the session cannot go on."""
@@ -722,12 +740,15 @@ class SessionToken(_message.Message):
         opening: Global___SessionOpening | None = ...,
         logprobs: _generation_pb2.TokenLogprobs | None = ...,
         takes_drafts: _builtins.bool = ...,
+        cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "logprobs", b"logprobs", "opening", b"opening"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "failure", b"failure", "logprobs", b"logprobs", "opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "opening", b"opening", "position", b"position", "session_id", b"session_id", "takes_drafts", b"takes_drafts", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "failure", b"failure", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "opening", b"opening", "position", b"position", "session_id", b"session_id", "takes_drafts", b"takes_drafts", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
 
 Global___SessionToken: _TypeAlias = SessionToken  # noqa: Y015
 

@@ -395,6 +395,7 @@ class SubmitSession(_message.Message):
     PER_TOKEN_SLO_NS_FIELD_NUMBER: _builtins.int
     WAITED_NS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     model: _builtins.str
     model_version: _builtins.str
@@ -419,6 +420,13 @@ class SubmitSession(_message.Message):
     def progress(self) -> Global___SessionProgress:
         """After a scheduler change: what it has generated so far, and how long that took."""
 
+    @_builtins.property
+    def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One number for each whole block of the prompt, made of all its tokens up to the block's end
+        (services/catenary_services/domain/prefixes.py): prompts that begin alike have the first ones in
+        common.
+        """
+
     def __init__(
         self,
         *,
@@ -436,10 +444,11 @@ class SubmitSession(_message.Message):
         per_token_slo_ns: _builtins.int = ...,
         waited_ns: _builtins.int = ...,
         progress: Global___SessionProgress | None = ...,
+        prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "first_token_slo_ns", b"first_token_slo_ns", "max_tokens", b"max_tokens", "model", b"model", "model_version", b"model_version", "per_token_slo_ns", b"per_token_slo_ns", "priority", b"priority", "progress", b"progress", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "session_id", b"session_id", "traceparent", b"traceparent", "waited_ns", b"waited_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_ns", b"budget_ns", "first_token_slo_ns", b"first_token_slo_ns", "max_tokens", b"max_tokens", "model", b"model", "model_version", b"model_version", "per_token_slo_ns", b"per_token_slo_ns", "prefix_hashes", b"prefix_hashes", "priority", b"priority", "progress", b"progress", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "session_id", b"session_id", "traceparent", b"traceparent", "waited_ns", b"waited_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -455,12 +464,15 @@ class SessionProgress(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
     DECODE_NS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     generated_tokens: _builtins.int
     first_token_ns: _builtins.int
     """From the request's arrival to its first token."""
     decode_ns: _builtins.int
     """From the first token to the last one so far."""
+    cached_tokens: _builtins.int
+    """Tokens that were not computed where it began, but cached by sessions before."""
     def __init__(
         self,
         *,
@@ -468,10 +480,11 @@ class SessionProgress(_message.Message):
         generated_tokens: _builtins.int = ...,
         first_token_ns: _builtins.int = ...,
         decode_ns: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ns", b"decode_ns", "first_token_ns", b"first_token_ns", "generated_tokens", b"generated_tokens", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decode_ns", b"decode_ns", "first_token_ns", b"first_token_ns", "generated_tokens", b"generated_tokens", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,20 +564,26 @@ class RequestFinished(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     @_builtins.property
     def progress(self) -> Global___SessionProgress:
         """Of a request that generated text: all of it."""
+
+    @_builtins.property
+    def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in SubmitSession, for the blocks of prompt and answer behind those of the prompt alone."""
 
     def __init__(
         self,
         *,
         request_id: _builtins.int = ...,
         progress: Global___SessionProgress | None = ...,
+        prefix_hashes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix_hashes", b"prefix_hashes", "progress", b"progress", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1974,7 +1993,9 @@ class GenerationReport(_message.Message):
     lone_context_tokens: _builtins.int
     lone_ns: _builtins.int
     cached_block_tokens: _builtins.int
-    """In its caches now: tokens, each counted once per block it is cached in."""
+    """In the caches of its sessions now: tokens, each counted once per block it is cached in. What is
+    kept beside them of sessions that are over (docs/adr/0067) does not count: it gives way.
+    """
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     def __init__(

@@ -23,6 +23,7 @@ class ChainState:
         claims: The slots that a session takes on it.
         capacity: Most simultaneous sessions, c_k.
         service_ns: Expected time of one session, T_k = 1 / mu_k.
+        prompt_token_ns: The part of it of one token of a prompt; 0 if it is not known.
         index: Its place in the plan; settles ties.
         running: Sessions that hold slots on it.
         bound: Requests bound to it that have not started; 0 under a central queue.
@@ -30,6 +31,7 @@ class ChainState:
         halves: Of a pair (split phase): where prompts are run, and where the rest is generated.
             Sessions of a pair count there, not on it.
         cache_tokens: Tokens its caches hold, of all sessions together; 0: slots are the only limit.
+        session_tokens: Tokens that one session may have; 0 if that is not known.
         tokens: That its sessions have cached, in whole blocks, as far as is known.
         leaving_tokens: Of these, what sessions have that are closing.
         tokens_per_ns: How fast its sessions grow, all together.
@@ -50,10 +52,12 @@ class ChainState:
         "index",
         "leaving_tokens",
         "listed",
+        "prompt_token_ns",
         "rank",
         "role",
         "running",
         "service_ns",
+        "session_tokens",
         "tokens",
         "tokens_per_ns",
     )
@@ -72,6 +76,7 @@ class ChainState:
         self.claims = claims
         self.capacity = capacity
         self.service_ns = service_ns
+        self.prompt_token_ns = 0.0
         self.index = index
         self.running = 0
         self.bound = 0
@@ -82,6 +87,7 @@ class ChainState:
         self.role: ChainRole = "mixed"
         self.halves: tuple[ChainState, ChainState] | None = None
         self.cache_tokens = 0
+        self.session_tokens = 0
         self.tokens = 0
         self.leaving_tokens = 0
         self.tokens_per_ns = 0.0
@@ -109,6 +115,11 @@ class ChainState:
             if cache.token_capacity and not cache.has_tokens(rounded * self.claims.slots[at]):
                 return False
         return True
+
+    @property
+    def room_tokens(self) -> int:
+        """Tokens that its caches hold, of all sessions together; 0 if that is not known."""
+        return self.cache_tokens or self.session_tokens * self.capacity
 
     @property
     def jobs(self) -> int:

@@ -27,6 +27,11 @@ from catenary_scheduler.dispatch.events import (
     SessionsClosed,
     SessionsProgressed,
 )
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+    PrefixDirectory,
+)
 from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, RequestId, SessionId
 from catenary_services.domain.plan import ChainHop
 
@@ -114,6 +119,7 @@ class SequenceRequest:
         "must_start",
         "placement_request",
         "preempted",
+        "prefixes",
         "priority",
         "request",
         "restarts",
@@ -166,6 +172,8 @@ class SequenceRequest:
         """The session that generates for it; None unless it runs."""
         self.route: ChainState | None = None
         """The route at which it waits, if it is bound to one."""
+        self.prefixes: PrefixDirectory | None = None
+        """Beliefs about what chains have of its prompt; set when it waits."""
         self.turn = 0
         """Number of its entry in the central queue; 0 if it does not wait there."""
         self.check_later: Nanoseconds | None = None
@@ -179,12 +187,28 @@ class SequenceRequest:
         """Tokens that its session has cached, from its prompt and its answer, as reported."""
         return self.event.prompt_tokens + self.generated_tokens
 
+    def common_tokens(self) -> int:
+        """Returns how many of its first tokens are those of many requests."""
+        if self.prefixes is None:
+            return 0
+        return self.prefixes.common_tokens(self.event.prefix_hashes)
+
+    def cached(self) -> CachedTokens:
+        """Returns how many of its first tokens chains should have cached, by their hops.
+
+        Chains that have none are left out. At least one token is left to be computed.
+        """
+        if self.prefixes is None or not self.event.prefix_hashes:
+            return NOTHING
+        return self.prefixes.tokens_on(self.event.prefix_hashes, self.tokens - 1)
+
 
 class Session:
     """A session that holds slots, whichever scheduler started it."""
 
     __slots__ = (
         "attempts",
+        "believed_tokens",
         "carried_tokens",
         "closed_move",
         "failed_moves",
@@ -231,7 +255,10 @@ class Session:
         self.attempts = 0
         """Number of times that its agents were told to close it."""
         self.carried_tokens = 0
-        """Tokens of the answer that were known when it began, from sessions that were lost."""
+        """Tokens of the answer that were known when it began: of sessions that were lost, or of
+        the one that became this one."""
+        self.believed_tokens = 0
+        """Tokens that its chain was taken to have cached when it began."""
         self.moving: Move | None = None
         """The move that takes it to another chain while it generates; None if it does not move. The
         move that ends in a session is found in `MoveTable`."""

@@ -21,6 +21,7 @@ def added_ns(
     answer_tokens: float,
     others: float = 0.0,
     others_tokens: float = 0.0,
+    cached_tokens: int = 0,
 ) -> float:
     """Returns the nanoseconds by which the ends of all sessions move if one more is placed now.
 
@@ -31,12 +32,14 @@ def added_ns(
 
     Args:
         worker: The worker.
-        prompt_tokens: Tokens of the prompt to be run.
+        prompt_tokens: Tokens of the prompt.
         answer_tokens: Predicted tokens of the answer.
         others: Sessions of other workers on the same devices, each by the share of the blocks that
             it has there.
         others_tokens: Tokens that these have cached, in the same shares.
+        cached_tokens: Tokens of the prompt that need not be run.
     """
+    unrun = prompt_tokens - cached_tokens
     lines = worker.lines
     own = len(worker.running_sequences)
     sessions = own + others
@@ -44,7 +47,7 @@ def added_ns(
     steps = max(0.0, answer_tokens - 1.0)
     # The decode half of a pair runs no prompts.
     is_decode = worker.limits.split_decode
-    prompt_ns = 0.0 if is_decode else worker.prompt_ns(prompt_tokens, 0.0)
+    prompt_ns = 0.0 if is_decode else worker.prompt_ns(unrun, 0.0)
     if sessions <= 0.0:
         after = lines.decode(1, prompt_tokens + worker.limits.gamma * answer_tokens)
         return prompt_ns + steps * after
@@ -56,7 +59,7 @@ def added_ns(
     )
     first = 0.0
     if not is_decode:
-        first = before / 2.0 + worker.prompt_ns(worker.unrun_tokens + prompt_tokens, before)
+        first = before / 2.0 + worker.prompt_ns(worker.unrun_tokens + unrun, before)
     left = max(0.0, worker.final_tokens - worker.now_tokens)
     together = min(left, own * steps) + others * steps
     # Where a larger batch costs nothing, the nanoseconds at the end prefer the emptier worker.

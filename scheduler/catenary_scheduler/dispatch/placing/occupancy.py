@@ -34,6 +34,7 @@ class RunningSequence:
         predicted_tokens: Predicted tokens of its answer from here on.
         generated_tokens: Tokens generated here, the first included; 0 until its prompt has run.
         carried_tokens: Tokens of its answer from sessions it lost.
+        cached_tokens: Tokens of the prompt that the worker should have cached already.
         decode_ns: Time from the first token of the answer to the latest.
         per_token_ns: Its objective per token; 0: none.
         due_ns: Moment at which its first token is due; 0: none.
@@ -46,6 +47,7 @@ class RunningSequence:
 
     __slots__ = (
         "began_ns",
+        "cached_tokens",
         "carried_tokens",
         "decode_ns",
         "due_ns",
@@ -74,6 +76,7 @@ class RunningSequence:
         self.predicted_tokens = predicted_tokens
         self.generated_tokens = 0
         self.carried_tokens = 0
+        self.cached_tokens = 0
         self.decode_ns = 0.0
         self.is_new = True
         self.per_token_ns = per_token_ns
@@ -87,6 +90,11 @@ class RunningSequence:
     def final_tokens(self) -> float:
         """Length of its answer as placement counts it (R1)."""
         return max(self.predicted_tokens, float(self.generated_tokens))
+
+    @property
+    def unrun_tokens(self) -> int:
+        """Number of tokens that are run before its first token here."""
+        return self.prompt_tokens - self.cached_tokens
 
     def copied(self) -> RunningSequence:
         """Returns a copy for another worker."""
@@ -102,6 +110,7 @@ class RunningSequence:
             self.generated_tokens,
             self.carried_tokens,
         )
+        running.cached_tokens = self.cached_tokens
         running.decode_ns, running.is_new = self.decode_ns, self.is_new
         running.began_ns, running.latest_ns = self.began_ns, self.latest_ns
         return running
@@ -235,7 +244,7 @@ class Occupancy:
         self.final_tokens += sign * (running.prompt_tokens + math.ceil(final))
         self.now_tokens += sign * (running.prompt_tokens + running.generated_tokens)
         if running.is_new:
-            self.unrun_tokens += sign * running.prompt_tokens
+            self.unrun_tokens += sign * running.unrun_tokens
         self._stale = True
         if not self.running_sequences:
             self.context_tokens = self.final_tokens = 0.0
@@ -302,12 +311,12 @@ class Occupancy:
             elif now - running.placed_ns <= self._window_ns:
                 self._joined_ns = running.placed_ns if not self.joining else self._joined_ns
                 self.joining += 1
-                self.joining_tokens += running.prompt_tokens
+                self.joining_tokens += running.unrun_tokens
                 if running.due_ns and (not self.first_due_ns or running.due_ns < self.first_due_ns):
                     self.first_due_ns = running.due_ns
             elif now - running.placed_ns <= _SILENT_NS:
                 self._late += 1
-                late_tokens += running.prompt_tokens
+                late_tokens += running.unrun_tokens
         self._late_ns = self.lines.prefill(late_tokens) if self._late else 0.0
         self.pending_ns = self._late_ns
         if self.joining:

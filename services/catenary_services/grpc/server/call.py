@@ -45,6 +45,14 @@ class CallServer(Protocol):
     limits: ConnectionLimits
     longest_answer: int
 
+    def call_admitted(self, source: str) -> None:
+        """Counts an admitted call of a source.
+
+        Raises:
+            Overloaded: The source has too many.
+        """
+        ...
+
 
 class CallOwner(CallerFacts, Protocol):
     """The connection of a call."""
@@ -76,6 +84,7 @@ class Call:
         answer: What is sent.
         task: What works on it; None before that.
         since_s: When it began.
+        source: Who is charged for it: a key or an address; "" until it is admitted.
         is_over: Whether its status is sent, or it has no caller any more.
         is_cancelled: Whether the caller went before the end.
         at_end: Called when the call is over.
@@ -85,7 +94,6 @@ class Call:
         "_deadline_s",
         "_has_begun",
         "_incoming",
-        "_source",
         "_stream",
         "_timer",
         "_variables",
@@ -98,6 +106,7 @@ class Call:
         "is_over",
         "method",
         "since_s",
+        "source",
         "task",
     )
 
@@ -122,7 +131,7 @@ class Call:
         self._stream = stream
         self._variables = contextvars.copy_context()
         self._incoming: IncomingMessages | None = None
-        self._source = ""
+        self.source = ""
         self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._wake: asyncio.Future[None] | None = None
@@ -139,13 +148,15 @@ class Call:
         try:
             enter = connection.server.call_authorizer.enter
             source = self._variables.run(enter, method.path, CallContext(self), connection.peer)
+            source = source or connection.address
+            connection.server.call_admitted(source)
+            self.source = source
         except CatenaryError as error:
             self._fail(error)
             return
         except Exception as error:
             self._failed(error)
             return
-        self._source = source or connection.address
         if method.takes_stream:
             self._serve_soon(self._messages())
         elif method.empty is not None:
@@ -263,7 +274,7 @@ class Call:
         connection.unheard.pop(self, None)
         self._incoming = IncomingMessages(
             self,
-            self._source,
+            self.source,
             connection.http2,
             self._stream,
             connection.server.budget,

@@ -38,8 +38,8 @@ class ConnectionServer(CallServer, Protocol):
     calls: int
     most_calls: int
 
-    def call_left(self) -> None:
-        """Learns that a call is over."""
+    def call_left(self, source: str) -> None:
+        """Learns that a call of a source is over; "" is the source of one that was not admitted."""
         ...
 
 
@@ -112,7 +112,7 @@ class CallConnection:
         self.unheard.pop(call, None)
         if call in self.calls:
             self.calls.discard(call)
-            self.server.call_left()
+            self.server.call_left(call.source)
 
     def look(self, now_s: float) -> None:
         """Gives up calls whose message does not begin, and looks after the connection."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, cast
 
 import grpc
 
+from catenary_services.errors import Overloaded
 from catenary_services.grpc.server.call_policy import CallAuthorizer
 from catenary_services.grpc.server.connection import CallConnection
 from catenary_services.grpc.server.methods import MethodTable
 from catenary_services.grpc.server.receiving_budget import ReceivingBudget
 from catenary_services.grpc.server.request_head import RequestHead
 from catenary_services.http2.connection import StreamOpener
+from catenary_services.http2.held_memory import held_bytes, surplus
 from catenary_services.http2.limits import ConnectionLimits
 from catenary_services.http2.protocol import ConnectionProtocol
 from catenary_services.log import get_logger
+from catenary_services.memory import give_back_soon
 from catenary_services.security.tls import ServerSecurity
 from catenary_services.tcp_listener import ListenerLimits, TcpListener
 
@@ -25,7 +29,12 @@ MAX_CONNECTIONS = 8_192
 """The most connections to one server."""
 MOST_CALLS = 1 << 20
 """The most concurrent calls of a server, where nothing else is set."""
+MOST_CALLS_OF_ONE_SOURCE = 16_384
+"""The most concurrent calls of one key, or address without one; each holds some kilobytes."""
 _LOOK_S = 0.5
+_RETRY_NS = 1_000_000_000
+_TURNS_AT_ONCE = 2
+"""The number of connections with many calls that go on in one turn of the event loop."""
 _FLUSH_S = 0.2
 """Seconds within which a peer must take the last answers when the server stops."""
 _LISTENER_LIMITS = ListenerLimits(most_waiting=2_048, most_opening=128, wait_s=10.0)
@@ -69,6 +78,9 @@ class GrpcServer:
         self.most_calls = most_calls
         self.calls = 0
         self.most_connections = most_connections
+        self._calls_of: dict[str, int] = {}
+        self._turns: dict[ConnectionProtocol[RequestHead], None] = {}
+        self._is_turning = False
         self._connections: dict[CallConnection, None] = {}
         self._listeners: list[TcpListener] = []
         self._refused = 0
@@ -139,9 +151,31 @@ class GrpcServer:
             self._timer = None
         self._ended.set()
 
-    def call_left(self) -> None:
-        """Learns that a call is over."""
+    def calls_of(self, source: str) -> int:
+        """Returns the number of admitted calls of a source."""
+        return self._calls_of.get(source, 0)
+
+    def call_admitted(self, source: str) -> None:
+        """Counts an admitted call of a source.
+
+        Raises:
+            Overloaded: The source has too many.
+        """
+        count = self._calls_of.get(source, 0)
+        if count >= MOST_CALLS_OF_ONE_SOURCE:
+            why = "too many calls of this caller are worked on"
+            raise Overloaded(why, retry_after_ns=_RETRY_NS)
+        self._calls_of[source] = count + 1
+
+    def call_left(self, source: str) -> None:
+        """Learns that a call of a source is over; "" is the source of one that was not admitted."""
         self.calls -= 1
+        if source:
+            left = self._calls_of[source] - 1
+            if left:
+                self._calls_of[source] = left
+            else:
+                del self._calls_of[source]
         self._moved.set()
 
     async def _until(self, is_reached: Callable[[], bool], seconds: float) -> None:
@@ -173,6 +207,27 @@ class GrpcServer:
         self._connections.pop(opener, None)
         self._moved.set()
 
+    def wait_for_turn(self, connection: ConnectionProtocol[RequestHead]) -> None:
+        """Has a connection that began many calls at once go on after others.
+
+        Of all such connections few go on in each turn of the event loop, so that callers with
+        thousands of calls on many connections delay the others' single ones by little.
+        """
+        self._turns[connection] = None
+        self._take_turns_soon()
+
+    def _take_turns_soon(self) -> None:
+        if self._turns and not self._is_turning:
+            self._is_turning = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        self._is_turning = False
+        for connection in list(islice(self._turns, _TURNS_AT_ONCE)):
+            del self._turns[connection]
+            connection.take_turn()
+        self._take_turns_soon()
+
     def _connected(self, settled: Callable[[], None]) -> asyncio.BaseProtocol:
         if len(self._connections) >= self.most_connections:
             settled()
@@ -189,9 +244,21 @@ class GrpcServer:
         for connection in list(self._connections):
             connection.look(now_s)
         self.budget.look(now_s)
+        self._end_largest(now_s)
         if self._refused:
             refused, self._refused = self._refused, 0
             _log.warning("connections_dropped", count=refused, most=self.most_connections)
+
+    def _end_largest(self, now_s: float) -> None:
+        """Ends the connections of those who make the server hold too much."""
+        connections = list(self._connections)
+        ended = surplus([(each.address, held_bytes(each.http2, now_s)) for each in connections])
+        for at in ended:
+            connections[at].abort()
+        if ended:
+            source = connections[ended[0]].address
+            _log.warning("connections_held_too_much", count=len(ended), source=source)
+            give_back_soon()
 
 
 class _Refusal(asyncio.Protocol):

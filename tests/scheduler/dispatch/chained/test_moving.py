@@ -194,6 +194,18 @@ def test_it_moves_on_once_its_first_token_there_is_reported() -> None:
     assert bench.move(5, new, "c").moves == new.session
 
 
+def test_tokens_of_the_old_chain_that_are_reported_late_are_none_of_the_new_one() -> None:
+    bench = MoveBench(THREE)
+    old = bench.running(tokens=3)
+    new = bench.move(1, old, "b")
+    bench.moved(2, new, cached_tokens=9)  # the prompt has 5, so 5 of the answer were known
+    bench.progress(3, old, 5)
+    assert bench.want(4, new, "c") == []
+    assert bench.dispatcher.problem(new.session, "c") == "its prompt is not done"
+    bench.progress(5, old, 6)
+    assert bench.move(6, new, "c").moves == new.session
+
+
 def test_a_session_whose_agents_let_go_before_the_word_of_the_move_is_not_lost() -> None:
     bench = MoveBench(RINGS)
     old = bench.running()

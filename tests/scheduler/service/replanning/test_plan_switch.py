@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,25 @@ async def test_a_plan_that_does_not_come_about_in_time_is_given_up(
         reason = await refused(stub.ApplyPlan(request(SPLIT), timeout=10))
         assert "not ready within 0 s, waiting for toy:1[2,4) on agent-1" in reason
         assert gateway.ready
+
+
+async def test_loading_that_gets_on_begins_the_time_of_a_change_anew(
+    configured: Configured, crowd: Crowd
+) -> None:
+    """An engine may take longer to start than `switch_timeout_s`, and says how it gets on."""
+    async with operated(configured(plan=WHOLE_ON_0)) as (process, stub):
+        slow = AgentScript()
+        _, agents = await crowd.serving(process.port, AgentScript(), slow)
+        slow.hold_loads = True
+        switching = asyncio.ensure_future(stub.ApplyPlan(request(SPLIT), timeout=60))
+        await until(lambda: agents[1].all("load_partition"), "it is ordered")
+        rollout = process.leader().cluster._rollouts.rollout
+        kind, key = scheduler_pb2.STEP_KIND_LOADING, agents[1].all("load_partition")[-1].key
+        before_ns = time.monotonic_ns()
+        beat = scheduler_pb2.Heartbeat(steps=[scheduler_pb2.StepInHand(kind=kind, partition=key)])
+        await agents[1].send(scheduler_pb2.AgentMessage(heartbeat=beat))
+        await until(lambda: rollout.progressed_ns >= before_ns, "it is heard")
+        switching.cancel()
 
 
 async def test_a_plan_too_slow_for_its_deadline_does_not_replace_one_that_is_not(

@@ -136,8 +136,9 @@ def test_an_order_to_move_names_what_is_moved_and_what_travels() -> None:
 
 def test_the_word_of_a_move_names_both_sessions_and_what_travelled() -> None:
     message = scheduler_pb2.SessionMoved(
-        session_id=9, moved_session_id=8, mode=scheduler_pb2.MOVE_MODE_KV
+        session_id=9, moved_session_id=8, mode=scheduler_pb2.MOVE_MODE_KV, tokens=70
     )
-    assert session_messages.session_moved(message) == events.SessionMoved(Session(9), Session(8))
+    moved = events.SessionMoved(Session(9), Session(8), cached_tokens=70)
+    assert session_messages.session_moved(message) == moved
     assert session_messages.move_mode(message.mode) == "kv"
     assert session_messages.move_mode(scheduler_pb2.MOVE_MODE_TOKENS) == "tokens"

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from catenary_services.grpc.grpc_kit import bind, create_server, open_channel
 from catenary_services.grpc.server.server import GrpcServer
 from catenary_services.http2 import frames
 from catenary_services.http2.frames import END_HEADERS, PREFACE, frame, settings_frame, window_frame
+from catenary_services.http2.held_memory import surplus
 from catenary_services.http2.limits import ConnectionLimits
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from catenary_services.tcp_listener import ListenerLimits
@@ -107,7 +109,7 @@ async def test_a_flood_of_continuations_ends_the_connection() -> None:
         assert await client.farewell() in ENOUGH
 
 
-@pytest.mark.parametrize("size", [17_000, 40_000])
+@pytest.mark.parametrize("size", [17_000, 30_000])
 async def test_large_headers_end_their_call(size: int) -> None:
     async with served() as (port, _, _server):
         client = await RawClient.connect(port)
@@ -195,6 +197,58 @@ async def test_answers_that_nobody_takes_keep_further_calls_out(
         assert reset is not None
         assert (reset.number, reset.code) == (5, frames.REFUSED_STREAM)
         client.close()
+
+
+async def test_calls_of_one_source_beyond_a_number_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("catenary_services.grpc.server.server.MOST_CALLS_OF_ONE_SOURCE", 3)
+    async with served() as (port, _, server):
+        clients = [await RawClient.connect(port) for _ in range(2)]
+        for client in clients:
+            client.send(*(opening(number, "/t.T/Wait") for number in (1, 3)))
+        answers = [await client.next_of(frames.HEADERS) for client in clients[1:]]
+        assert answers[0] is not None
+        assert b"grpc-status\x018" in answers[0].payload  # RESOURCE_EXHAUSTED
+        for client in clients:
+            client.close()
+        await until(lambda: server.calls == 0)
+        assert server.calls_of("ipv4:127.0.0.1") == 0
+
+
+async def test_connections_that_hold_much_together_end_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as (port, _, server):
+        quiet = await RawClient.connect(port)
+        clients = [await RawClient.connect(port) for _ in range(3)]
+        await until(lambda: server.connections == 4)
+        for client in clients:
+            client.send(frame(frames.HEADERS, 0, 1, bytes(16_000)))
+        few = partial(surplus, most_bytes=20_000)
+        monkeypatch.setattr("catenary_services.grpc.server.server.surplus", few)
+        await until(lambda: server.connections == 2)
+        quiet.send(opening(1, "/t.T/Say"), data(1, prefixed(b"x"), ends=True))
+        assert await quiet.next_of(frames.HEADERS) is not None
+        for client in (*clients, quiet):
+            client.close()
+
+
+async def test_a_thousand_calls_at_once_are_all_answered_and_others_between_them() -> None:
+    async with served() as (port, _, server):
+        many, one = [await RawClient.connect(port) for _ in range(2)]
+        await until(lambda: server.connections == 2)
+        for number in range(1, 2_000, 2):
+            many.send(opening(number, "/t.T/Say"), data(number, prefixed(b"x"), ends=True))
+        one.send(opening(1, "/t.T/Say"), data(1, prefixed(b"x"), ends=True))
+        assert await one.next_of(frames.DATA) is not None
+        answered = 0
+        while answered < 1_000:
+            answer = await many.next_of(frames.HEADERS)
+            assert answer is not None
+            answered += bool(answer.flags & frames.END_STREAM)
+        for client in (many, one):
+            client.close()
 
 
 async def test_silence_before_the_first_call_ends_the_connection() -> None:

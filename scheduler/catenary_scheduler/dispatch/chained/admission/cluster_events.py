@@ -66,6 +66,8 @@ class ClusterEvents:
         table.backoff.forget(agent)
         if table.availability.is_connected(agent):
             table.availability.disconnected(agent)
+        for model_queue in table.model_queues.values():
+            model_queue.prefixes.agent_lost(agent)
         self._adoption.lost(agent, table.slots.sessions_at(agent))
         self._offers.refresh()
 

@@ -53,6 +53,8 @@ class RequestEvents:
             table.now if event.arrived_ns is None else event.arrived_ns,
         )
         table.sequences[event.request] = sequence
+        if event.prefix_hashes:
+            table.model_queue(event.model).prefixes.asked(event.prefix_hashes)
         table.timers.set(sequence, sequence.deadline, len(table.sequences))
         if event.in_flight is None:
             if event.progress is not None:
@@ -77,6 +79,12 @@ class RequestEvents:
             placer = table.placer_of(sequence.model)
             if placer is not None:
                 placer.loads.ended(sequence, event.progress)
+        session = sequence.session
+        if session is not None and session.route is not None and session.prefill is None:
+            hashes = (*sequence.event.prefix_hashes, *event.prefix_hashes)
+            route = session.route
+            prefixes = table.model_queue(sequence.model).prefixes
+            prefixes.seen(route.hops, hashes, route.room_tokens)
         if sequence.session is not None:
             table.backoff.worked(sequence.session.hops)
             table.breakers_worked(sequence.session)

@@ -23,6 +23,7 @@ from catenary_scheduler.dispatch.chained.states import (
 from catenary_scheduler.dispatch.chained.tracking import SequenceRequest, Session
 from catenary_scheduler.dispatch.events import (
     SessionFailed,
+    SessionProgress,
     SessionsClosed,
     SessionsProgressed,
 )
@@ -75,6 +76,8 @@ class SessionEvents:
             if model_queue.placer is not None:
                 model_queue.placer.loads.progressed(sequence, progress)
                 heard[sequence.model] = model_queue
+            if sequence.session.state is STARTING:
+                self._learn_prefix(sequence, sequence.session, progress)
             self._has_tokens(sequence, sequence.session, progress.generated_tokens)
             route = sequence.session.route
             if route is not None and route.cache_tokens:
@@ -134,6 +137,19 @@ class SessionEvents:
         else:
             self._suspect(session, event)
             self._ledger.restart(sequence, f"{event.agent or 'its gateway'}: {event.reason}")
+
+    def _learn_prefix(
+        self, sequence: SequenceRequest, session: Session, progress: SessionProgress
+    ) -> None:
+        """Notes that a chain has run a prompt, and how much of it the chain had before."""
+        hashes, route = sequence.event.prefix_hashes, session.route
+        if not hashes or route is None or progress.generated_tokens <= session.carried_tokens:
+            return
+        prefixes = self._table.model_queue(sequence.model).prefixes
+        if progress.cached_tokens < session.believed_tokens:
+            self._table.counters["lacked_prefixes"] += 1
+            prefixes.lacked(route.hops, hashes, progress.cached_tokens)
+        prefixes.seen(route.hops, hashes, route.room_tokens)
 
     def _has_tokens(
         self, sequence: SequenceRequest, session: Session, generated_tokens: int

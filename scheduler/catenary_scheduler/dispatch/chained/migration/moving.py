@@ -163,19 +163,24 @@ class SessionMigration:
         target = table.sessions.get(event.session)
         move = table.moves.to(event.session)
         if move is not None:
-            self.arrived(move)
+            self.arrived(move, event.cached_tokens)
             return
         source = table.sessions.get(event.moved)
         if source is not None and source.sequence is not None:
-            self._moved_unexpectedly(source, target, event.session)
+            self._moved_unexpectedly(source, target, event)
             return
         if target is not None and event.session in table.unclaimed:
             target.was = event.moved  # a gateway that comes back may still name the old one
         if source is not None and source.state is SessionState.UNCLAIMED:
             self._closing.close(source, UNWANTED, "it has moved")
 
-    def arrived(self, move: Move) -> None:
-        """Completes a move: the session generates at its target."""
+    def arrived(self, move: Move, cached_tokens: int = 0) -> None:
+        """Completes a move: the session generates at its target.
+
+        Args:
+            move: The move.
+            cached_tokens: See `SessionMoved`.
+        """
         self._table.moves.end(move)
         sequence, source, target = move.sequence, move.source, move.target
         self._table.dirty[sequence.model] = None
@@ -183,7 +188,7 @@ class SessionMigration:
         placer = self._table.placer_of(sequence.model)
         if placer is not None:
             placer.loads.moved(sequence.request)
-        self._becomes(sequence, source, target)
+        self._becomes(sequence, source, target, cached_tokens)
 
     def move_failed(self, session: Session, event: SessionFailed) -> None:
         """Handles the failure of a move at an agent or the gateway."""
@@ -207,23 +212,27 @@ class SessionMigration:
         """Returns when `end_moves` has something to do; None if nothing moves."""
         return min([move.deadline for move in self._table.moves.ongoing.values()], default=None)
 
-    def _becomes(self, sequence: SequenceRequest, source: Session, target: Session) -> None:
+    def _becomes(
+        self, sequence: SequenceRequest, source: Session, target: Session, cached_tokens: int
+    ) -> None:
         """Makes another session the one that answers a request."""
         source.sequence = None
         self._table.assign(target, sequence)
         self._table.session_goes(target, TOOK_OVER, f"from {source.session_id}")
         self._table.awaits_tokens(sequence)
         target.was = source.session_id
-        target.carried_tokens = sequence.generated_tokens  # raised when its first token is reported
+        # The gateway may yet report tokens of the old chain: they are none of the new one's.
+        handed_over = cached_tokens + 1 - sequence.event.prompt_tokens if cached_tokens else 0
+        target.carried_tokens = max(sequence.generated_tokens, handed_over)
         sequence.check_later = None
         self._closing.close(source, MOVED_AWAY, f"to {target.session_id}")
         self._misplaced.look_at(target)
 
     def _moved_unexpectedly(
-        self, source: Session, target: Session | None, target_id: SessionId
+        self, source: Session, target: Session | None, event: SessionMoved
     ) -> None:
         """Handles a move that was given up here, or begun by an earlier scheduler, and was done."""
-        table = self._table
+        table, target_id = self._table, event.session
         sequence = source.sequence
         assert sequence is not None
         if target is not None and target.state is SessionState.UNCLAIMED:
@@ -238,7 +247,7 @@ class SessionMigration:
                 if placer is not None:
                     placer.loads.start(sequence, target.route, table.now)
             table.slots.confirm(target_id, sequence.deadline + table.config.deadline_grace_ns)
-            self._becomes(sequence, source, target)
+            self._becomes(sequence, source, target, event.cached_tokens)
             if any(hop.agent not in table.agents for hop in target.hops):
                 table.check_later(sequence, table.config.claim_grace_ns)
         elif source.closed_move == target_id:  # it may have ended there with its whole answer

@@ -24,7 +24,12 @@ from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.placing.added_time import added_ns
-from catenary_scheduler.dispatch.placing.best_fit import NOBODY, PlacementRequest
+from catenary_scheduler.dispatch.placing.best_fit import (
+    COMMON_WEIGHT,
+    NOBODY,
+    SAVED_WEIGHT,
+    PlacementRequest,
+)
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import ResourceId
 
@@ -55,6 +60,7 @@ class ChainRanking:
         self._slots = slots
         self._routes: list[ChainState] = []
         self._workers: list[Worker] = []
+        self._index_of: dict[Worker, int] = {}
         self._order: list[tuple[float, int]] = []
         self._keys: list[float] = []
         self._changed: dict[int, None] = {}
@@ -71,6 +77,7 @@ class ChainRanking:
         for route in self._routes:
             route.rank = -1
         self._routes, self._workers = list(routes), list(workers)
+        self._index_of = {worker: index for index, worker in enumerate(self._workers)}
         self.has_lines = has_lines
         self.blocked.clear()
         self._changed.clear()
@@ -124,7 +131,7 @@ class ChainRanking:
 
     def _least_added(self, placement_request: PlacementRequest, tokens: int) -> int:
         self._renew(placement_request)
-        best, least = NOBODY, math.inf
+        best, least = self._least_of_cached(placement_request, tokens)
         at = seen = 0
         while at < len(self._order) and seen < CANDIDATES:
             index = self._order[at][1]
@@ -138,6 +145,23 @@ class ChainRanking:
             if added < least or (added == least and index < best):
                 best, least = index, added
         return best
+
+    def _least_of_cached(
+        self, placement_request: PlacementRequest, tokens: int
+    ) -> tuple[int, float]:
+        """Returns the best of the free chains that have cached some of a prompt, and its time.
+
+        They may be anywhere in the order.
+        """
+        best, least = NOBODY, math.inf
+        for worker in placement_request.cached:
+            index = self._index_of.get(worker, NOBODY)
+            if index == NOBODY or not self._has_slot(index):
+                continue
+            added = self.added_ns(index, placement_request)
+            if added < least and self._routes[index].has_room(tokens):
+                best, least = index, added
+        return best, least
 
     def _fastest(self, tokens: int) -> int:
         """Returns the fastest free chain, of equally fast ones that with the fewest sessions."""
@@ -161,20 +185,38 @@ class ChainRanking:
     def added_ns(self, index: int, placement_request: PlacementRequest) -> float:
         """Returns by how many nanoseconds a request on this chain moves the ends of all sessions.
 
-        Of a chain that only runs prompts, the answer is another chain's.
+        Of a chain that only runs prompts, the answer is another chain's. What is saved by what the
+        chain has cached counts `SAVED_WEIGHT` times.
         """
         answer = placement_request.predicted_tokens
         if self._routes[index].role == "prefill":
             answer = 1.0
-        return self._added_ns(index, placement_request.prompt_tokens, answer)
+        added = self._added_ns(index, placement_request.prompt_tokens, answer)
+        cached = placement_request.cached.get(self._workers[index], 0)
+        if not cached:
+            return added
+        common = min(cached, placement_request.common_tokens)
+        prompt = placement_request.prompt_tokens
+        behind_common = self._added_ns(index, prompt, answer, common)
+        left = self._added_ns(index, prompt, answer, cached)
+        return (
+            added - COMMON_WEIGHT * (added - behind_common) - SAVED_WEIGHT * (behind_common - left)
+        )
 
-    def _added_ns(self, index: int, prompt_tokens: int, answer_tokens: float) -> float:
-        return added_on(self._routes[index], self._workers[index], prompt_tokens, answer_tokens)
+    def _added_ns(
+        self, index: int, prompt_tokens: int, answer_tokens: float, cached_tokens: int = 0
+    ) -> float:
+        route, worker = self._routes[index], self._workers[index]
+        return added_on(route, worker, prompt_tokens, answer_tokens, cached_tokens)
 
     def _key(self, index: int) -> float:
         if not self.has_lines:
             return float(self._routes[index].service_ns)
         return self._added_ns(index, round(self._prompt_tokens), self._answer_tokens)
+
+    def _has_slot(self, index: int) -> bool:
+        route = self._routes[index]
+        return route.running < route.capacity and self._slots.probe(route.claims) is None
 
     def _is_free(self, index: int, at: int) -> bool:
         """Returns whether a chain has a free slot; if not, it is taken out of the order."""
@@ -213,7 +255,13 @@ class ChainRanking:
             insort(self._order, (key, index))
 
 
-def added_on(route: ChainState, worker: Worker, prompt_tokens: int, answer_tokens: float) -> float:
+def added_on(
+    route: ChainState,
+    worker: Worker,
+    prompt_tokens: int,
+    answer_tokens: float,
+    cached_tokens: int = 0,
+) -> float:
     """Returns by how many nanoseconds a session on this chain moves the ends of all sessions."""
     blocks = slots = tokens = 0
     claims, running, cached = route.claims, route.running, route.tokens
@@ -222,6 +270,6 @@ def added_on(route: ChainState, worker: Worker, prompt_tokens: int, answer_token
         blocks += mine
         slots += cache.used - running * mine
         tokens += cache.tokens - cached * mine
-    if slots <= 0:
-        return added_ns(worker, prompt_tokens, answer_tokens)
-    return added_ns(worker, prompt_tokens, answer_tokens, slots / blocks, max(0, tokens) / blocks)
+    others = slots / blocks if slots > 0 else 0.0
+    others_tokens = max(0, tokens) / blocks if slots > 0 else 0.0
+    return added_ns(worker, prompt_tokens, answer_tokens, others, others_tokens, cached_tokens)

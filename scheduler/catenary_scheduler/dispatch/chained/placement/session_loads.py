@@ -88,6 +88,7 @@ class SessionLoads:
             now,
         )
         running.carried_tokens = sequence.generated_tokens
+        running.cached_tokens = placement_request.cached.get(worker, 0)
         worker.add(running)
         self._running[sequence.request] = (worker, running)
         runs = worker
@@ -108,7 +109,7 @@ class SessionLoads:
         if placement_request.first_token_ns or placement_request.per_token_ns:
             self.counters[PLACED] += 1
         self.counters[RERUN] += running.carried_tokens
-        self.prompt_share.took(runs.lines.prefill(placement_request.prompt_tokens), now)
+        self.prompt_share.took(runs.lines.prefill(placement_request.prompt_on(runs)), now)
 
     def leave(self, request: RequestId) -> None:
         """Stops counting a session that is over, or lost."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
@@ -148,7 +149,7 @@ class SloPlacer:
 
     def choose(self, sequence: SequenceRequest, now: Nanoseconds) -> ChainState | None:
         """Returns the route on which a request starts now; None if it has to wait."""
-        placement_request = sequence.placement_request or self.requests.prepare(sequence)
+        placement_request = self._with_cached(sequence)
         self._tokens = sequence.tokens
         if not placement_request.first_token_ns and not placement_request.per_token_ns:
             index = self._packed(placement_request, now) if self.packs else NOBODY
@@ -166,6 +167,22 @@ class SloPlacer:
             sequence.forced = index != NOBODY
             self.counters[FORCED] += sequence.forced
         return self._pair(index, placement_request, now)
+
+    def _with_cached(self, sequence: SequenceRequest) -> PlacementRequest:
+        """Returns what a request needs, with what workers have cached of its prompt now."""
+        placement_request = sequence.placement_request or self.requests.prepare(sequence)
+        cached = sequence.cached()
+        if not cached and not placement_request.cached:
+            return placement_request
+        found: dict[Worker, int] = {}
+        for index, route in enumerate(self.workers.routes):
+            tokens = cached.get(route.hops, 0)
+            if tokens:
+                found[self.workers.open[index]] = tokens
+        placement_request = sequence.placement_request = replace(
+            placement_request, cached=found, common_tokens=sequence.common_tokens()
+        )
+        return placement_request
 
     def expected(
         self, sequence: SequenceRequest, route: ChainState, now: Nanoseconds
@@ -187,7 +204,7 @@ class SloPlacer:
         if runs.lines is UNKNOWN or generates.lines is UNKNOWN:
             return 0, 0
         runs.look(now)
-        first = now - sequence.arrived + runs.ready_ns(placement_request.prompt_tokens)
+        first = now - sequence.arrived + runs.ready_ns(placement_request.prompt_on(runs))
         step = generates.planned_step_ns(
             placement_request.prompt_tokens, placement_request.predicted_tokens
         )
@@ -208,11 +225,14 @@ class SloPlacer:
     def _unpacked(self, placement_request: PlacementRequest) -> int:
         """Returns the worker for a request without objectives that nobody is packed with.
 
-        It is the fastest one with a free slot, the least loaded of equals.
+        It is the fastest one with a free slot, by what it has cached of the prompt, the least
+        loaded of equals.
         """
         best, least = NOBODY, (math.inf, math.inf)
         for index, route in enumerate(self.workers.routes):
-            key = (float(route.service_ns), float(len(self.workers.open[index].running_sequences)))
+            worker = self.workers.open[index]
+            left_ns = route.service_ns - placement_request.saved_ns(worker)
+            key = (left_ns, float(len(worker.running_sequences)))
             if key < least and self._is_free(route):
                 best, least = index, key
         return best

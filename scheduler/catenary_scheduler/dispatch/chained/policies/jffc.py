@@ -9,7 +9,12 @@ from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 from catenary_services.domain.ids import ResourceId
+from catenary_services.domain.plan import ChainHop
 
 
 class JoinFastestFreeChain:
@@ -29,6 +34,7 @@ class JoinFastestFreeChain:
     def __init__(self, slots: SlotLedger) -> None:
         self._slots = slots
         self._routes: list[ChainState] = []
+        self._by_hops: dict[tuple[ChainHop, ...], ChainState] = {}
         self._heap: list[int] = []
         self._blocked: dict[ResourceId, list[ChainState]] = {}
 
@@ -37,6 +43,7 @@ class JoinFastestFreeChain:
         for route in self._routes:
             route.rank = -1
         self._routes = sorted(routes, key=_by_rate)
+        self._by_hops = {route.hops: route for route in self._routes}
         self._heap = list(range(len(self._routes)))
         self._blocked.clear()
         for rank in self._heap:
@@ -44,7 +51,34 @@ class JoinFastestFreeChain:
             route.rank = rank
             route.listed = True
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self,
+        request: SessionRequested,
+        tokens: int = 0,
+        cached: CachedTokens = NOTHING,
+    ) -> ChainState | None:
+        """Returns the free chain on which a session takes the least time, None if none is free.
+
+        What a chain has cached of a prompt is not computed, so the few that have some of this one
+        are compared with the fastest one by the time that is left.
+        """
+        fastest = self._fastest(tokens)
+        if fastest is None or not cached:
+            return fastest
+        best, least = fastest, _time_left(fastest, cached)
+        for hops in cached:
+            route = self._by_hops.get(hops)
+            if route is not None and self._is_free(route, tokens):
+                left = _time_left(route, cached)
+                if left < least:
+                    best, least = route, left
+        return best
+
+    def _is_free(self, route: ChainState, tokens: int) -> bool:
+        is_full = route.running >= route.capacity or self._slots.probe(route.claims) is not None
+        return not is_full and route.has_room(tokens)
+
+    def _fastest(self, tokens: int) -> ChainState | None:
         """Returns the fastest free chain, None if none is free."""
         heap = self._heap
         found: ChainState | None = None
@@ -77,6 +111,12 @@ class JoinFastestFreeChain:
         if self._blocked:
             for route in self._blocked.pop(cache.resource, ()):
                 self.offer(route)
+
+
+def _time_left(route: ChainState, cached: CachedTokens) -> tuple[float, int, int]:
+    tokens = cached.get(route.hops, 0)
+    # Of equally fast chains of which nothing else is known, the one that has most is taken.
+    return (route.service_ns - tokens * route.prompt_token_ns, -tokens, route.index)
 
 
 def _by_rate(route: ChainState) -> tuple[int, int]:

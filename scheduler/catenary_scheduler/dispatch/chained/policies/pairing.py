@@ -15,6 +15,10 @@ from catenary_scheduler.book.slots import SlotLedger
 from catenary_scheduler.dispatch.chained.chain_state import ChainState, paired
 from catenary_scheduler.dispatch.chained.policies.policy import ChainPolicy
 from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 
 
 class PairPolicy:
@@ -47,14 +51,19 @@ class PairPolicy:
         }
         self._policy.rebuild(mixed)
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self,
+        request: SessionRequested,
+        tokens: int = 0,
+        cached: CachedTokens = NOTHING,
+    ) -> ChainState | None:
         """Returns a pair, or a single route where that suffices, or is all there is."""
         if not self._prefill:
-            return self._policy.choose(request, tokens)
+            return self._policy.choose(request, tokens, cached)
         prefill = self._least(self._prefill, tokens)
         decode = self._least(self._decode, tokens) if request.max_tokens > 1 else prefill
         if prefill is None or decode is None:
-            return self._policy.choose(request, tokens) if self._has_mixed else None
+            return self._policy.choose(request, tokens, cached) if self._has_mixed else None
         if decode is prefill:  # one token: there is nothing to hand over
             return prefill
         pair = self._pairs.get((prefill, decode))

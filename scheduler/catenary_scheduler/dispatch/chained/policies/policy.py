@@ -8,6 +8,10 @@ from typing import Protocol
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.dispatch.chained.chain_state import ChainState
 from catenary_scheduler.dispatch.events import SessionRequested
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 
 
 class ChainPolicy(Protocol):
@@ -33,12 +37,18 @@ class ChainPolicy(Protocol):
         """
         ...
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self,
+        request: SessionRequested,
+        tokens: int = 0,
+        cached: CachedTokens = NOTHING,
+    ) -> ChainState | None:
         """Returns the route for a request; None if there is none (if central: none free).
 
         Args:
             request: The request.
             tokens: Tokens that its session will have cached when its prompt has run.
+            cached: How many of these chains should have already, by their hops.
         """
         ...
 

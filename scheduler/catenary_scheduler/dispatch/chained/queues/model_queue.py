@@ -9,6 +9,7 @@ from catenary_scheduler.dispatch.chained.placement.slo_placer import SloPlacer
 from catenary_scheduler.dispatch.chained.queues.failure_backoff import links_of
 from catenary_scheduler.dispatch.chained.queues.placement_queue import PlacementQueue
 from catenary_scheduler.dispatch.chained.queues.wait_queue import WaitQueue
+from catenary_scheduler.dispatch.placing.prefix_directory import PrefixDirectory
 from catenary_services.domain.ids import ModelKey, Nanoseconds
 from catenary_services.domain.packing import PackingGoal
 from catenary_services.domain.plan import Chain, ChainHop, ModelPlan
@@ -30,6 +31,7 @@ class ModelQueue:
         must_rest: True if every offered chain has an agent, or a link, on which a session failed a
             moment ago.
         packing: The goal for which its sessions are moved.
+        prefixes: Beliefs about what its chains have cached.
         placer: Keeps the load of each worker, for policies that need it; else None.
     """
 
@@ -47,6 +49,7 @@ class ModelQueue:
         self.offered: list[ChainState] = []
         self.must_rest = False
         self.packing: PackingGoal = "off"
+        self.prefixes = PrefixDirectory()
         self._slots = slots
         self._routes: dict[tuple[ChainHop, ...], ChainState] = {}
         self._gap_ns = 0.0
@@ -79,7 +82,10 @@ class ModelQueue:
             route.capacity = chain.capacity + (route.capacity if same else 0)
             route.chain_id, route.claims = chain.chain_id, claims
             route.service_ns, route.index = chain.service_ns, index
-            route.role = chain.role
+            lines = chain.lines
+            if lines is not None:
+                route.prompt_token_ns = lines.prefill_later_token_ns or lines.prefill_token_ns
+            route.role, route.session_tokens = chain.role, self.session_tokens
             self._routes[chain.hops] = route
         for route in self._routes.values():
             if route.cache_tokens >= route.capacity * self.session_tokens > 0:

@@ -98,7 +98,7 @@ class CentralQueue:
         if not heap:
             return None
         sequence = heap[0][4]
-        route = self._policy.choose(sequence.event, sequence.tokens)
+        route = self._policy.choose(sequence.event, sequence.tokens, sequence.cached())
         if route is None:
             return None
         heappop(heap)

@@ -33,6 +33,7 @@ class SessionBooking:
         table.session_goes(session, STARTED, route.chain_id)
         session.ordered = table.event
         session.carried_tokens = sequence.generated_tokens
+        session.believed_tokens = sequence.cached().get(route.hops, 0)
         table.counters["started_sessions"] += 1
         table.awaits_tokens(sequence)
         if len(table.breakers):

@@ -47,6 +47,7 @@ class RequestLedger:
             table.resting[sequence.request] = sequence
             table.timers.set(sequence, last, len(table.sequences))
             return
+        sequence.prefixes = model_queue.prefixes
         model_queue.waiting.push(sequence)
         table.dirty[sequence.model] = None
 

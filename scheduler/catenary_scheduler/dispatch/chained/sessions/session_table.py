@@ -59,6 +59,7 @@ _COUNTERS = (
     "rebalanced_sessions",
     "preempted_sessions",
     "overflow_moves",
+    "lacked_prefixes",
     "illegal_transitions",
     *MOVE_COUNTERS,
 )

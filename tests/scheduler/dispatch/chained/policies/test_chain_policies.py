@@ -16,6 +16,10 @@ from catenary_scheduler.dispatch.events import (
     SessionRequested,
     StartSession,
 )
+from catenary_scheduler.dispatch.placing.prefix_directory import (
+    NOTHING,
+    CachedTokens,
+)
 from catenary_services.domain.ids import AgentId, PartitionKey
 from catenary_services.domain.plan import Chain
 from scheduling_cases.chain_bench import LLAMA, MS, ChainBench, chain, hop, plan, started
@@ -112,7 +116,9 @@ class FreeAgents:
     def freed(self, cache: Cache) -> None:
         pass
 
-    def choose(self, request: SessionRequested, tokens: int = 0) -> ChainState | None:
+    def choose(
+        self, request: SessionRequested, tokens: int = 0, cached: CachedTokens = NOTHING
+    ) -> ChainState | None:
         for cache in self._caches:
             if cache.capacity - cache.used >= 6:
                 hops = (hop(cache.agent, 0, 6),)
