@@ -399,6 +399,7 @@ cdef struct Port:
     Line* downlink
     int64_t speed
     Py_ssize_t sender  # label that the data comes from; -1: none
+    bint open  # whether a GPU behind it may start in time
     int64_t length  # what the last search found for it
     int64_t sent  # -1 if that search did not look
 
@@ -818,11 +819,16 @@ cdef inline void set_label(Pool pool, Py_ssize_t index, Label* label, int64_t re
     """Sets when a member that has the data at `ready` finishes, if that is before `latest`."""
     cdef int64_t start, spent = duration
     label.finish = NEVER
+    if hopeless(pool, index, ready, duration, latest - duration - 1):
+        return
     if pool.sharing:
         spent = with_steps(pool.gpu[index], ready, duration)
     if ready + spent >= latest:
         return
-    start = ready if pool.busy[index] <= ready else free_from(pool.gpu[index], ready, spent)
+    start = ready
+    if pool.busy[index] > ready:
+        start = free_from(pool.gpu[index], ready, spent)
+        pool.gap[index] = pool.gpu[index].gap
     if start + spent < latest:
         label.start = start
         label.finish = start + spent
@@ -870,13 +876,20 @@ cdef void next_labels(Pool pool, Pool before, Stage* stage, Stage* ahead, Py_ssi
                       int64_t latest) noexcept:
     """See `label_search`; `ahead` is the stage before, with its labels."""
     cdef int64_t duration = stage.compute[rows - 1], nbytes = stage.row_bytes * rows
-    cdef int64_t best, length, moment, sent, speed
+    cdef int64_t best, length, moment, sent, speed, first, least
     cdef Py_ssize_t number, at, count, index, home, sender
     cdef Port* port
     cdef Label* label
     cdef const Label* labels = ahead.labels
     count = senders_of(before, ahead) if nbytes else 0
     sender = first_label(before, labels)
+    first = labels[sender].finish
+    least = transfer_ns(nbytes, before.fastest if before.fastest < pool.fastest else pool.fastest)
+    for number in range(pool.port_count):
+        pool.ports[number].open = False
+    for index in range(pool.size):  # no search for ports behind which every GPU is booked too far
+        if not hopeless(pool, index, first + least, duration, latest - duration - 1):
+            pool.ports[pool.port_of[index]].open = True
     for number in range(pool.port_count):
         port = pool.ports + number
         if nbytes == 0:
@@ -886,8 +899,12 @@ cdef void next_labels(Pool pool, Pool before, Stage* stage, Stage* ahead, Py_ssi
             continue
         best = latest - duration
         port.sender = -1
+        if not port.open:
+            continue
         for at in range(count):
             sender = ahead.first[at]
+            if labels[sender].finish + least >= best:
+                break  # and all others finish later
             speed = before.speed[sender]
             length = transfer_ns(nbytes, speed if speed < port.speed else port.speed)
             moment = labels[sender].finish
