@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import aiohttp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from catenary import Client
@@ -172,11 +172,13 @@ async def test_pairs_go_over_the_open_inference_protocol(running: TextStage) -> 
         assert "shape" in answer["error"]
 
 
+LONG_PAIRS = ((17, 16), (16, 17), (MOST + 1, MOST), (MOST, MOST + 1), (17, 17), (40, 3))
 WORDS = st.lists(st.sampled_from([*VOCABULARY[4:], "unheard"]), max_size=40).map(" ".join)
 
 
 @settings(max_examples=60, deadline=None)
 @given(pairs=st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5))
+@example(pairs=[("the " * first, "cat " * second) for first, second in LONG_PAIRS])
 async def test_pairs_are_cut_as_the_library_cuts_them(pairs: list[tuple[str, str]]) -> None:
     model = judge_model()
     texts = object_array([text.encode() for pair in pairs for text in pair], (len(pairs), 2))

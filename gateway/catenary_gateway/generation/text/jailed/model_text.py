@@ -209,9 +209,12 @@ class ModelText:
     def _rows(self, order: RowsOrder) -> Encodings:
         most = order.most
         encoded = self._tokenizer.encode_batch(order.texts, add_special_tokens=False)
+        # Of a pair the library cuts the longer text first, so cut texts keep their order of length.
+        lengths = sorted({len(each) for each in encoded if len(each) > most})
+        cut = {length: most + 1 + rank for rank, length in enumerate(lengths)}
         for each in encoded:
             if len(each) > most:
-                each.truncate(most)
+                each.truncate(cut[len(each)])
         finisher = _finisher(self._tokenizer, most)
         ids, type_ids = [], []
         for row in order.rows:
