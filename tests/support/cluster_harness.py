@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,14 +111,10 @@ def running_cluster(
     groups: int = 1,
     max_agents: int = 0,
     tls: bool = False,
-    within: Sequence[str] = (),
 ) -> Iterator[RunningCluster]:
-    """Runs a cluster for the length of the block; shows its logs if the block fails.
-
-    `within` is a command that runs another one, with limits for all of the cluster.
-    """
+    """Runs a cluster for the length of the block; shows its logs if the block fails."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    arguments = [*within, sys.executable, "-m", "catenaryd"]
+    arguments = [sys.executable, "-m", "catenaryd"]
     if config is not None:
         file = data_dir / "catenary.yaml"
         file.write_text(yaml.safe_dump(config))
