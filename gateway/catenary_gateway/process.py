@@ -31,7 +31,7 @@ from catenary_gateway.http_server import HttpServer
 from catenary_gateway.observability.local_answers import LocalStatus
 from catenary_gateway.observability.request_metrics import RequestMetrics
 from catenary_gateway.oip.extensions import ProtocolExtensions
-from catenary_gateway.oip.oip_grpc import InferenceService
+from catenary_gateway.oip.oip_grpc import BUFFER_PARSERS, InferenceService
 from catenary_gateway.oip.shared_regions import SharedRegions
 from catenary_gateway.scaling.external_scaler import ExternalScaler
 from catenary_gateway.scaling.scaling_gauges import ScalingGauges
@@ -277,7 +277,10 @@ class GatewayProcess:
         security = endpoint_security(settings)
         limit = settings.max_request_bytes + _MESSAGE_SLACK_BYTES
         call_policy = inference_call_policy(
-            self._pipeline, _MESSAGE_SLACK_BYTES, max(settings.max_in_flight_bytes, limit)
+            self._pipeline,
+            _MESSAGE_SLACK_BYTES,
+            max(settings.max_in_flight_bytes, limit),
+            BUFFER_PARSERS,
         )
         server = create_server(security, call_policy=call_policy, max_message_bytes=limit)
         service = InferenceService(self._pipeline, self._extensions, settings.max_stream_requests)

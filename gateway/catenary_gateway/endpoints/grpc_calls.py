@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc.aio
 
 from catenary_gateway.admission.request_pipeline import RequestPipeline, charge
-from catenary_gateway.oip.oip_proto import received_request
 from catenary_services.errors import CatenaryError
 from catenary_services.grpc.error_tables import abort, error_of_exception
 from catenary_services.grpc.server.call_policy import CallPolicy, address_of
-from catenary_services.grpc.server.methods import CONTROL_BYTES
+from catenary_services.grpc.server.methods import CONTROL_BYTES, BufferParser
 
 _OIP = "/inference.GRPCInferenceService"
-_INFERS = (f"{_OIP}/ModelInfer", f"{_OIP}/ModelStreamInfer")
 _GENERATE = "/catenary.v1.Generation/Generate"
 _OPEN = frozenset({f"{_OIP}/ServerLive", f"{_OIP}/ServerReady"})
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
@@ -87,21 +85,25 @@ class KeyAuthorizer:
 
 
 def inference_call_policy(
-    pipeline: RequestPipeline, slack_bytes: int, receiving_bytes: int
+    pipeline: RequestPipeline,
+    slack_bytes: int,
+    receiving_bytes: int,
+    buffer_parsers: Mapping[str, BufferParser],
 ) -> CallPolicy:
     """Returns the policy of inference endpoints: key checks, and limits on message sizes.
 
-    A message may have `slack_bytes` more than its tensors or prompt.
+    A message may have `slack_bytes` more than its tensors or prompt. Those with tensors are read by
+    `buffer_parsers`.
     """
     largest = pipeline.capacity.max_request_bytes + slack_bytes
     longest = {
-        **dict.fromkeys(_INFERS, largest),
+        **dict.fromkeys(buffer_parsers, largest),
         _GENERATE: pipeline.max_prompt_bytes + slack_bytes,
     }
     return CallPolicy(
         KeyAuthorizer(pipeline),
         longest,
-        buffer_parsers=dict.fromkeys(_INFERS, received_request),
+        buffer_parsers=buffer_parsers,
         receiving_bytes=receiving_bytes,
     )
 

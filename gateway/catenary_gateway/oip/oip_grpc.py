@@ -23,6 +23,9 @@ from catenary_services.version import software_version
 INFER = "inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "inference.GRPCInferenceService/ModelStreamInfer"
 
+BUFFER_PARSERS = dict.fromkeys((f"/{INFER}", f"/{STREAM_INFER}"), oip_proto.received_request)
+"""Parsers of the methods whose messages have tensors."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
