@@ -94,10 +94,12 @@ def plain_reader(file: Path) -> Any:
         def data(self, mapped: _Array) -> None:
             self._data = np.asarray(mapped)
 
-        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any) -> _Array:
+        def _get(
+            self, offset: int, dtype: Any, count: int = 1, *order: Any, **byte_order: Any
+        ) -> _Array:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self._data):
                 raise ValueError("it ends within a value")
-            found: _Array = super()._get(offset, dtype, count, *order)
+            found: _Array = super()._get(offset, dtype, count, *order, **byte_order)
             return found
 
     try:
