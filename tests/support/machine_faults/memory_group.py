@@ -23,10 +23,7 @@ class MemoryGroup:
     """The files of its limit, of its present memory and of its kills."""
 
     def take(self, pid: int) -> None:
-        """Moves a process into the group, with the memory that it has where the kernel moves it."""
-        moves = self.folder / "memory.move_charge_at_immigrate"
-        if moves.exists():
-            moves.write_text("3")
+        """Moves a process into the group, where what it takes from now on counts."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     @property

@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 MOST_GROWTH_MB = 64.0
 ATTACKED_BYTES = 1_000_000_000
-"""The limit of the memory of all processes together that are attacked."""
+"""The limit of what all processes that are attacked take together, from when they serve."""
 MOST_DELAY_S = 0.050
 ROUNDS = 3
 """The median of so many is held to the limit."""

@@ -33,7 +33,7 @@ MOST_CALLS_OF_ONE_SOURCE = 16_384
 """The most concurrent calls of one key, or address without one; each holds some kilobytes."""
 _LOOK_S = 0.5
 _RETRY_NS = 1_000_000_000
-_TURNS_AT_ONCE = 2
+_TURNS_AT_ONCE = 1
 """The number of connections with many calls that go on in one turn of the event loop."""
 _FLUSH_S = 0.2
 """Seconds within which a peer must take the last answers when the server stops."""
