@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.peers.record import Cell, Comparison, median_of
+from benchmarks.peers.servers import Protocol
 from catenary_lab.limits import Figure, at_least, at_most, table
 
 OURS, REFERENCE = "catenary", "triton"
-PROTOCOLS = ("grpc", "http")
+PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http")
 TITLES = {"grpc": "gRPC", "http": "HTTP"}
 SHARES: dict[tuple[str, int], float] = {
     ("tiny", 16): 0.8,

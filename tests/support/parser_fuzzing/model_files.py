@@ -10,14 +10,16 @@ from typing import Any
 
 import jinja2
 import numpy as np
-from catenary_gateway.generation.text.chat_template import ChatTemplate
 
 from catenary_agent.decoders.importing.import_worker import ImportOptions, check_config
 from catenary_agent.decoders.model_files.checkpoint import Checkpoint
 from catenary_agent.decoders.model_files.gguf_weights import plain_reader, write_model
 from catenary_agent.decoders.model_files.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
 from catenary_agent.partitioning.onnx_graph import load_onnx
-from catenary_gateway.generation.text.text_codec import TextCodec
+from catenary_gateway.generation.text.jailed.chat_template import ChatTemplate
+from catenary_gateway.generation.text.jailed.model_text import ModelText
+from catenary_gateway.generation.text.jailed.orders import EncodeOrder, Encodings, TextFiles
+from catenary_gateway.generation.text.token_table import TokenTable
 from catenary_services.content.record import decode as decode_record
 from catenary_services.content.record import encode as encode_record
 from catenary_services.domain.ids import ModelKey
@@ -247,7 +249,7 @@ def _documents() -> Iterator[bytes]:
 
 
 def _read_template(data: bytes) -> str:
-    """Compiles a template, which is what a gateway does before it has any conversation."""
+    """Compiles a template, which is what a worker does before it has any conversation."""
     source = data.decode("utf-8", "replace")
     return ChatTemplate(source, {"bos_token": "<s>"}).source
 
@@ -261,11 +263,11 @@ def _templates() -> Iterator[bytes]:
 
 
 def _read_tokenizer(data: bytes) -> None:
-    folder = scratch_folder() / "tokenizer"
-    folder.mkdir(exist_ok=True)
-    (folder / "tokenizer.json").write_bytes(data)
-    codec = TextCodec.load(folder)
-    codec.encode_now("the cat <|im_end|> é", special_tokens=True)
+    """Reads a tokenizer as a worker does, and the table of its tokens as the gateway does."""
+    text = ModelText.load(TextFiles(data))
+    TokenTable(text.description())
+    found = text.answer(EncodeOrder(["the cat <|im_end|> é"], special_tokens=True))
+    assert isinstance(found, Encodings)
 
 
 def _tokenizers() -> Iterator[bytes]:
