@@ -102,7 +102,7 @@ async def bare_grpc_server_ms(requests: int) -> float:
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await asyncio.wait_for(channel.channel_ready(), 30)
-            call = channel.unary_unary("/bare/Echo")
+            call: Any = channel.unary_unary("/bare/Echo")
             for _ in range(requests):
                 before = cpu_ns(process.pid or 0)
                 await call(b"x" * 300)
@@ -119,7 +119,7 @@ def _bare_server_process(port: int) -> None:
 
     async def serve() -> None:
         server = grpc.aio.server()
-        methods = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+        methods: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", methods),))
         server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()
