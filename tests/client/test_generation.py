@@ -271,7 +271,7 @@ def test_the_command_prints_one_json_object(generating_server):
     )
     facts = json.loads(found.stdout)
     assert facts["text"] == "HELLO "
-    assert facts["usage"] == {"prompt_tokens": 2, "completion_tokens": 1}
+    assert facts["usage"] == {"prompt_tokens": 2, "completion_tokens": 1, "cached_tokens": 0}
     assert "timings" not in facts
     sampling = generating_server.orders[0].sampling
     assert (sampling.seed, list(sampling.stop)) == (3, ["X", "Y"])

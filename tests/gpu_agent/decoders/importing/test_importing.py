@@ -17,7 +17,7 @@ from catenary_agent.decoders.onnx import building
 from catenary_agent.decoders.onnx.building import ensure_graph
 from catenary_agent.decoders.onnx.onnx_executor import OnnxDecoder
 from catenary_services.domain.ids import ModelKey, PartitionKey
-from catenary_services.errors import InternalError, InvalidInput
+from catenary_services.errors import InvalidInput
 from catenary_services.jail.run import JailedWork, run_jailed
 from catenary_services.models.model_repository import ModelRepository
 from small_models.decoder_ring import DecoderRing
@@ -143,7 +143,7 @@ def test_a_reader_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(importing, "run_jailed", REAL_JAIL)
     (tmp_path / "empty.gguf").touch()
     repository = ModelRepository(tmp_path / "models")
-    with pytest.raises(InternalError, match=r"empty\.gguf"):
+    with pytest.raises(InvalidInput, match=r"empty\.gguf: is not a GGUF file"):
         import_decoder(repository, tmp_path / "empty.gguf", ModelKey("empty", "1"))
     assert list(repository.root.iterdir()) == []
 
