@@ -16,8 +16,8 @@ from benchmarks.peers import record
 from benchmarks.peers.load import GENERATORS, chosen, told_version
 from benchmarks.peers.measuring import Found, Options, measure
 from benchmarks.peers.record import Comparison, PeerFacts, Settings
-from benchmarks.peers.servers import PEERS, Protocol, is_made, version_of
-from benchmarks.peers.summary import printed
+from benchmarks.peers.servers import PEERS, is_made, version_of
+from benchmarks.peers.summary import PROTOCOLS, printed
 from benchmarks.peers.workloads import CONNECTIONS, Workload, workloads
 from catenary_lab.scenarios.record import made_now
 from catenary_scheduler.book import COMPILED
@@ -27,7 +27,6 @@ DATA = Path(".catenary/bench-peers")
 ROUNDS, SECONDS = 3, 1.25
 _QUICK_S = 0.5
 NOT_MADE = "its environment is not made: `make peers`"
-PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http")
 
 
 def main() -> None:

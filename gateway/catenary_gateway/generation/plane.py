@@ -11,9 +11,14 @@ from typing import Protocol
 
 from catenary_gateway.data_plane import Outbox
 from catenary_gateway.generation.record import chain_changes, finished_session, objectives_report
-from catenary_gateway.generation.request import AnswerChunk, GenerationRequest
+from catenary_gateway.generation.request import (
+    SILENCE_NS,
+    AnswerChunk,
+    AnswerLimits,
+    GenerationRequest,
+    limits_of,
+)
 from catenary_gateway.generation.sessions.active_starts import ActiveStarts, StartDeps
-from catenary_gateway.generation.sessions.limits import SILENCE_NS, AnswerLimits, limits_of
 from catenary_gateway.generation.sessions.session import PendingSession
 from catenary_gateway.inference import RequestArrival
 from catenary_gateway.observability.generations import ChainChange, ObjectivesReport

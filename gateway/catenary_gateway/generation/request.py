@@ -11,6 +11,7 @@ from catenary_gateway.generation.forms.answer_syntax import AnswerSyntax
 from catenary_gateway.generation.forms.conversations import Message
 from catenary_gateway.generation.forms.tool_use import ToolUse
 from catenary_gateway.generation.text.text_codec import TextCodec
+from catenary_gateway.inference import LONGEST_BUDGET_NS, RequestArrival
 from catenary_protos.catenary.v1 import common_pb2
 from catenary_services.domain.logprobs import TokenLogprobs
 from catenary_services.domain.sampling import SamplingParameters
@@ -19,6 +20,12 @@ CHAT = "chat"
 TEXT_COMPLETION = "text_completion"
 """The name of the operation for prompts without a chat, from OpenTelemetry's conventions for
 generative AI (as `CHAT`)."""
+FIRST_TOKEN_NS = 300_000_000_000
+"""Nanoseconds from arrival to the first token, if neither the model nor the request names an
+objective."""
+SILENCE_NS = 60_000_000_000
+"""Nanoseconds without a further token after which an answer is given up. This is longer than the
+recovery from any loss of an agent, with time in the queue after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +137,48 @@ class AnswerChunk:
     """Number of tokens of the answer before this piece."""
     scored: tuple[ScoredToken, ...] = ()
     """The new tokens with their log probabilities, if the request asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """The time limits of one answer; points in time are on the monotonic clock.
+
+    An answer of a client that named no time for the whole of it may take up to
+    `LONGEST_BUDGET_NS`, as long as tokens keep coming.
+    """
+
+    whole_ns: int
+    """Time at which the whole answer must be complete."""
+    first_token_ns: int
+    """Time at which the first token must have come."""
+    silence_ns: int
+    """Nanoseconds that may pass without a further token."""
+
+    def due_ns(self, last_token_ns: int) -> int:
+        """Returns the time at which the answer is given up if no further token comes.
+
+        `last_token_ns` is 0 before the first token.
+        """
+        next_ns = last_token_ns + self.silence_ns if last_token_ns else self.first_token_ns
+        return min(self.whole_ns, next_ns)
+
+    def stage_at(self, now_ns: int, last_token_ns: int) -> str:
+        """Returns a phrase that says which of the limits has passed."""
+        if now_ns >= self.whole_ns:
+            return "the deadline passed"
+        if last_token_ns:
+            return f"no token came for {self.silence_ns / 1e9:g} s"
+        return "no first token came in time"
+
+
+def limits_of(request: GenerationRequest, arrival: RequestArrival, silence_ns: int) -> AnswerLimits:
+    """Returns the limits of a request.
+
+    The time for the whole answer is what the client says, in the request or as the deadline of its
+    call. The model's objective applies to the first token only.
+    """
+    said = [ns for ns in (request.options.deadline_ns, arrival.budget_ns) if ns is not None]
+    whole_ns = min(*said, LONGEST_BUDGET_NS) if said else LONGEST_BUDGET_NS
+    first_ns = max(request.model.default_slo_ns, request.options.time_to_first_token_ns or 0)
+    begins_ns = arrival.monotonic_ns
+    return AnswerLimits(begins_ns + whole_ns, begins_ns + (first_ns or FIRST_TOKEN_NS), silence_ns)

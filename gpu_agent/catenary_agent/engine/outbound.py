@@ -18,6 +18,7 @@ import numpy as np
 
 from catenary_agent.engine.batch import Array, Batch, Destination, StagedOutput
 from catenary_protos.catenary.v1 import frame_pb2
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.domain.tensors import BYTES, DATATYPE_OF, DTYPE_OF, TensorSpec
 from catenary_services.errors import (
     CatenaryError,
@@ -41,7 +42,6 @@ _log = get_logger("catenary_agent.engine")
 Copied = tuple[Array, list[tuple[int, int]] | None]
 """An output, and the runs (first row, rows) of it that a receiver gets; None: all of it."""
 
-_NS = 1_000_000_000
 _BYTE = np.dtype(np.uint8)
 _COPY_ON_LOOP_BYTES = 128 * 1024
 """Larger copies (this size takes about 30 microseconds) are left to a thread."""
@@ -215,7 +215,7 @@ class OutputSender:
         """Returns when the links are free for the outputs of a batch, as far as that is known."""
         left_ns = _left_ns(batch)
         if left_ns > 0:
-            await asyncio.sleep(left_ns / _NS)
+            await asyncio.sleep(left_ns / NANOSECONDS_PER_SECOND)
         if self._uplink is not None:
             await self._uplink.turn(nbytes)
         self.begins(batch)

@@ -25,7 +25,7 @@ from catenary_services.domain.plan import Agent, ChainHop, Plan
 from catenary_services.domain.windows.window import WindowHop
 
 NO_BATCH = BatchId(0)
-"""No batch has this id."""
+"""The id that stands for no batch, as no real one has it."""
 
 
 @dataclass(frozen=True, slots=True)

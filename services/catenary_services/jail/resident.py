@@ -56,7 +56,7 @@ class ResidentProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
+        """The process id of the jailed child."""
         return self._process.pid
 
     def kill(self) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from catenary_gateway.endpoints.connections.http_connection import HttpConnection
 from gateway_harness import Stage, stage
 from shared_helpers.http_texts import LIVE, chunked, posted, toy, toy_body
+from shared_helpers.scripted_transport import ScriptedTransport
 
 ONE, MANY = np.ones((1, 4), np.float32), np.ones((9_000, 4), np.float32)
 BODY, JSON_BYTES = toy_body(ONE, "chunked")
@@ -38,39 +39,6 @@ REST = [
     LIVE,
 ]
 STREAM = b"".join(PLAIN + REST)
-
-
-class ScriptedTransport(asyncio.Transport):
-    """A transport that keeps what is written, and is read from by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = bytearray()
-        self.reads = True
-        self.is_closed = False
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return ("127.0.0.1", 1) if name == "peername" else default
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += data
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        self.reads = False
-
-    def resume_reading(self) -> None:
-        self.reads = True
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    abort = close
 
 
 class ScriptedClient:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from catenary_gateway.generation.sessions.limits import FIRST_TOKEN_NS, AnswerLimits, limits_of
+from catenary_gateway.generation.request import FIRST_TOKEN_NS, AnswerLimits, limits_of
 from catenary_gateway.inference import LONGEST_BUDGET_NS
 
 S = 1_000_000_000

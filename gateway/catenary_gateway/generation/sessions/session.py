@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from catenary_gateway.generation.request import (
     AnswerChunk,
+    AnswerLimits,
     GenerationRequest,
     ScoredToken,
     StepTiming,
 )
-from catenary_gateway.generation.sessions.limits import AnswerLimits
 from catenary_gateway.generation.sessions.start import SessionStart
 from catenary_gateway.generation.text.answer_text import AnswerText
 from catenary_gateway.inference import RequestArrival

@@ -41,7 +41,7 @@ class TokenTable:
             raise ValueError("its tokens do not fit their table")
         self.added = described.added
         self.special = frozenset(described.special)
-        """Ids of special tokens."""
+        """Ids of the added tokens that answers do not show, unless they are asked to."""
         document = None if described.decoder is None else json.loads(described.decoder)
         self.kinds = kinds_of(document)
         """The steps of the tokenizer's decoder, as its file describes them."""

@@ -17,6 +17,7 @@ import numpy as np
 from catenary_agent.devices.device_errors import failure
 from catenary_agent.engine.batch import Batch, StagedOutput
 from catenary_agent.supervision.steps import StepKind
+from catenary_services.domain.ids import NANOSECONDS_PER_SECOND
 from catenary_services.errors import (
     CatenaryError,
     ClientError,
@@ -39,7 +40,6 @@ _AHEAD = 2
 """The most jobs at the thread: one that runs, and one to be started next without a delay."""
 _MOST_IN_A_ROW = 16
 """The most short batches that are computed on the event loop before it gets to other work."""
-_NS = 1_000_000_000
 _REMEMBERED = 256
 """Number of batches of which the feeder knows that they were computed."""
 _BATCHES_PER_STEP = 8
@@ -245,7 +245,9 @@ class Feeder:
         if left_ns <= 0 or self._is_past(batch.hop.behind_batch_id):
             return False
         self._silence()
-        self._alarm = asyncio.get_running_loop().call_later(left_ns / _NS, self._feed)
+        self._alarm = asyncio.get_running_loop().call_later(
+            left_ns / NANOSECONDS_PER_SECOND, self._feed
+        )
         return True
 
     def _is_past(self, batch_id: int) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from catenary_agent.generation.frames.session_frame import SessionFrame
+from catenary_agent.generation.frames.peers import SessionFrame
 from catenary_agent.kv import datatype_of
 from catenary_protos.catenary.v1 import frame_pb2
 

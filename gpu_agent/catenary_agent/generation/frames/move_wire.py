@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from catenary_agent.engine.reporting import is_retryable
-from catenary_agent.generation.frames.session_frame import SessionFrame
+from catenary_agent.generation.frames.peers import SessionFrame
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Delivery of session frames: two bounded lines per peer, each in order.
+"""Session frames and their delivery: two bounded lines per peer, each in order.
 
 Parts of caches are large and can wait. All other frames keep rings going and overtake them. So does
 the last part of the cache of a session that moves: it is small, and the session stands still until
@@ -12,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import (
     CatenaryError,
     DeadlineExceeded,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from catenary_agent.engine.emulated_link import EmulatedLink
     from catenary_agent.engine.outbound import LinkHub
     from catenary_agent.generation.frames.sent_caches import SentCacheReporter
-    from catenary_agent.generation.frames.session_frame import SessionFrame
     from catenary_services.transport.interface import Link
 
 _log = get_logger("catenary_agent.generation")
@@ -37,6 +37,53 @@ _MAX_FRAMES = 4_096
 """The most frames in one line. If a further one arrives, its sessions fail as overloaded."""
 
 Failed = Callable[[tuple[int, ...], CatenaryError, str], None]
+
+
+class SessionFrame:
+    """A frame for one agent or gateway; without further words it has no payload and cannot wait."""
+
+    __slots__ = ()
+
+    KIND: ClassVar[frame_pb2.FrameKind.ValueType]
+    CARRIES_CACHE: ClassVar[bool] = False
+    """Whether the scheduler is told how long it took to leave."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the payload in bytes."""
+        return 0
+
+    @property
+    def session_ids(self) -> tuple[int, ...]:
+        """The sessions, by their ids at the receiver, that fail if this cannot be delivered."""
+        raise NotImplementedError
+
+    @property
+    def can_wait(self) -> bool:
+        """True if frames that keep rings going may overtake it."""
+        return False
+
+    def fill(self, view: memoryview) -> None:
+        """Writes the payload. This runs on the event loop, so payloads are small."""
+
+    def settle(self) -> None:
+        """Notes that the frame has left or was given up."""
+
+    def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
+        """Fills in the fields of the header that only this kind of frame has.
+
+        Args:
+            header: The header, with the time of sending.
+            agent_id: The id of this agent.
+        """
+        raise NotImplementedError
+
+    def header(self, epoch: int, agent_id: str) -> bytes:
+        """Returns the encoded header, with the current time as the time of sending."""
+        now = time.monotonic_ns()
+        header = frame_pb2.FrameHeader(kind=self.KIND, epoch=epoch, sent_monotonic_ns=now)
+        self.describe(header, agent_id)
+        return header.SerializeToString()
 
 
 class PeerSender:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from catenary_agent.generation.frames.cache_wire import put_opening
-from catenary_agent.generation.frames.session_frame import SessionFrame
+from catenary_agent.generation.frames.peers import SessionFrame
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from catenary_services.grpc.sampling_messages import message_of_logprobs
 from catenary_services.transport.frames import MAX_HEADER_BYTES

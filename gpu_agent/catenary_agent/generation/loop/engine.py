@@ -43,7 +43,7 @@ from catenary_services.errors import CatenaryError, Unavailable
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
-    from catenary_agent.generation.frames.session_frame import SessionFrame
+    from catenary_agent.generation.frames.peers import SessionFrame
     from catenary_agent.generation.state.events import CacheOut, LoopOutput
     from catenary_agent.generation.state.partition_batcher import PartitionBatcher
     from catenary_services.domain.ids import PartitionKey

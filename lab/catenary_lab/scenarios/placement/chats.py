@@ -33,7 +33,7 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class ChatFigures:
-    """Figures of a run."""
+    """Hits, times and balance of one policy at one rate of conversations."""
 
     requests: int
     hits: float
@@ -104,7 +104,7 @@ class ChatJob:
 
 
 def jobs(scenario: SharedBeginnings) -> Iterator[ChatJob]:
-    """Yields all runs."""
+    """Yields a run for each policy, rate and seed."""
     for job, _ in _runs(scenario):
         yield job
 

@@ -6,8 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catenary_agent.decoders.base import DecoderCost
-from catenary_agent.generation.drafts.drafter import Drafter, StepTimes, times_of
-from catenary_agent.generation.drafts.text_index import LONGEST_MATCH, TextIndex
+from catenary_agent.generation.drafts.drafter import (
+    LONGEST_MATCH,
+    Drafter,
+    StepTimes,
+    TextIndex,
+    times_of,
+)
 
 FREE = None
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=60)

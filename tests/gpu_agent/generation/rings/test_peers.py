@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from catenary_agent.generation.frames.peers import PeerSender
-from catenary_agent.generation.frames.session_frame import SessionFrame
+from catenary_agent.generation.frames.peers import PeerSender, SessionFrame
 from catenary_services.errors import CatenaryError, PartitionLost
 from catenary_services.transport.interface import Capabilities
 from shared_helpers.waiting import until

@@ -25,7 +25,7 @@ ANSWER_HEADER = struct.Struct("<IB")
 
 
 class AnswerKind(IntEnum):
-    """The kind of an answer."""
+    """The byte before an answer, which says how the order ended."""
 
     RESULT = 0
     REFUSAL = 1
@@ -107,7 +107,7 @@ class RowsOrder(msgspec.Struct, frozen=True, tag="rows", array_like=True):
 
     texts: Sequence[str]
     rows: Sequence[Sequence[int]]
-    """Indices of texts."""
+    """Rows, each of which names its one text or two by their indices in `texts`."""
     most: int
 
 

@@ -60,7 +60,7 @@ class _Speaker:
         self._channel = channel
 
     def say(self, kind: AnswerKind, content: bytes) -> None:
-        """Writes one answer."""
+        """Writes the answer to one order into the channel."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         rest = memoryview(ANSWER_HEADER.pack(len(content), kind) + content)
         while rest:
