@@ -75,7 +75,7 @@ class Agent:
             None,
             20.0,
             RunningSteps(),
-            lambda session, error: self.news.put(EngineAnswered(session, error)),
+            lambda sessions, error: self.news.put(EngineAnswered(sessions, error)),
         )
         repository = ModelRepository(folder / "models")
         self.engine: EngineExecutor = load_engine(
@@ -147,7 +147,7 @@ def test_a_session_that_began_elsewhere_goes_on_behind_its_tokens(agent: Agent) 
 def test_reports_have_the_steps_of_the_engine(agent: Agent) -> None:
     agent.open(1, 20)
     agent.run()
-    agent.loop.handle(EngineAnswered(1, None))  # late news of a session that is over
+    agent.loop.handle(EngineAnswered((1,), None))  # late news of a session that is over
     agent.loop.sessions.report(agent.batcher)
     (report,) = [
         each.message().generation_report for each in agent.loop.take_outflow().messages
@@ -173,7 +173,7 @@ def test_late_news_of_tokens_that_were_taken_wakes_nobody(tmp_path: Path) -> Non
     agent.work()
     assert agent.engine.parked == {1}
     for _ in range(3):
-        agent.loop.handle(EngineAnswered(1, None))
+        agent.loop.handle(EngineAnswered((1,), None))
         agent.work()
     assert agent.engine.parked == {1}
     assert not agent.failures()
