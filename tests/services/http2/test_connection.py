@@ -496,4 +496,4 @@ def test_many_frames_at_once_are_handled_in_turns() -> None:
         side.connection.receive(b"", 0.0)
         answered.append([each.payload for each in side.sent()])
     assert [len(each) for each in answered] == [FRAMES_AT_ONCE, FRAMES_AT_ONCE, 44]
-    assert sum(answered, []) == [at.to_bytes(8, "big") for at in range(300)]
+    assert list(itertools.chain(*answered)) == [at.to_bytes(8, "big") for at in range(300)]
