@@ -17,7 +17,7 @@ from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.sampling.gumbel import stream_of
 from catenary_agent.engines.requests import EngineRequest
-from catenary_agent.engines.streams import EngineStream
+from catenary_agent.engines.streams import EnginePlaces, EngineStream
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import (
     CatenaryError,
@@ -80,6 +80,7 @@ class EngineExecutor(BookedDecoder):
         self.sizes = sizes
         self.tell: TellAnswered = lambda sessions, error: None
         self.child, self._client, self._protocol, self.rounds = engine
+        self._places = EnginePlaces(self._protocol.places)
         self._largest = layout
         self._streams: dict[int, EngineStream] = {}
         self._reads: dict[int, EngineStream] = {}
@@ -116,7 +117,7 @@ class EngineExecutor(BookedDecoder):
         stream = self._streams.get(session_id)
         if stream is None:
             try:
-                request = _request_of(session)
+                request = _request_of(session, self._places.take(session_id, session.tokens))
                 body = self._protocol.body(request)
             except CatenaryError as error:
                 self.tell((session_id,), error)
@@ -136,7 +137,10 @@ class EngineExecutor(BookedDecoder):
         if stream is None:
             opening, parameters = session.spec.opening, SamplingParameters()
             prompt, adapter = opening.prompt_tokens, opening.adapter
-            request = EngineRequest(tuple(known), prompt, 1, parameters, 1, adapter=adapter)
+            place = self._places.take(session_id, known)
+            request = EngineRequest(
+                tuple(known), prompt, 1, parameters, 1, adapter=adapter, place=place
+            )
             stream = self._reads[session_id] = EngineStream(session_id, request)
             self._client.begin(stream, self._protocol.body(request), self)
         return stream.is_over
@@ -182,6 +186,7 @@ class EngineExecutor(BookedDecoder):
 
     def close_session(self, session: int) -> None:
         self.parked.discard(session)
+        self._places.leave(session)
         for streams in (self._streams, self._reads):
             stream = streams.pop(session, None)
             if stream is not None:
@@ -253,7 +258,7 @@ class EngineExecutor(BookedDecoder):
         return np.array([token])
 
 
-def _request_of(session: QueuedSession) -> EngineRequest:
+def _request_of(session: QueuedSession, place: int | None) -> EngineRequest:
     """Returns what an engine is to generate for a session from here on.
 
     Raises:
@@ -270,4 +275,6 @@ def _request_of(session: QueuedSession) -> EngineRequest:
     # The session's seed alone would give a session that goes on the noise of its beginning again.
     seed = stream_of(parameters.seed or 0, len(tokens)) & _SEEDS
     most = session.limit - len(tokens)
-    return EngineRequest(tuple(tokens), prompt, most, parameters, seed, adapter=opening.adapter)
+    return EngineRequest(
+        tuple(tokens), prompt, most, parameters, seed, adapter=opening.adapter, place=place
+    )

@@ -112,13 +112,16 @@ class LlamaServerProtocol:
     health_path = "/health"
     capacity_path = "/props"
 
-    def __init__(self, unsaid: MissingTokens, *, is_unified: bool = False) -> None:
+    def __init__(self, unsaid: MissingTokens, places: int = 0, *, is_unified: bool = False) -> None:
         """Finds tokens that are not said by `unsaid`.
 
         Args:
             unsaid: The vocabulary of the model.
-            is_unified: Whether all sequences share one room for their caches.
+            places: The number of sequences that it keeps; 0 if requests name no places.
+            is_unified: Whether all sequences share one room for their caches; then their places
+                do not matter.
         """
+        self.places = 0 if is_unified else places
         self._unsaid = unsaid
         self._is_unified = is_unified
 
@@ -149,6 +152,8 @@ class LlamaServerProtocol:
         if asked.logprobs is not None:
             made["n_probs"] = max(1, asked.logprobs)
             made["response_fields"].append("completion_probabilities")
+        if request.place is not None:
+            made["id_slot"] = request.place
         bias = [[token, value] for token, value in asked.logit_bias]
         bias += [[only, False] for (only,) in asked.bad_token_ids]
         if bias:
