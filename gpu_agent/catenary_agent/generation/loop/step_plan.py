@@ -2,7 +2,8 @@
 
 Every step includes all sessions that have one row to compute, whatever block they enter at. Beside
 them it has at most one chunk of prompt tokens (chunked prefill, Agrawal et al., "Sarathi-Serve",
-OSDI 2024), so that no prompt delays the others by more than a chunk. Prompts take turns.
+OSDI 2024), so that no prompt delays the others by more than a chunk, which is as long as the
+partition's measured cost allows. Prompts take turns.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ def _add_prompts(
         How many prompts were looked at, and those among them that were passed over.
     """
     is_gentle = now_ns < batcher.gentle_until_ns
+    if works and batcher.cost is not None:
+        chunk_tokens = min(chunk_tokens, batcher.cost.prefill_chunk_tokens or chunk_tokens)
     left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
     spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else chunk_tokens
     if is_gentle:
