@@ -31,12 +31,17 @@ LONGEST_GAP_MS = 150
 async def tokens_of(
     stub: generation_pb2_grpc.GenerationStub, model: str, prompt: list[int], tokens: int
 ) -> AsyncIterator[float]:
-    """Yields the time of the event loop at each token of a session, in seconds."""
-    sampling = generation_pb2.SamplingParameters(max_tokens=tokens, ignore_eos=True)
+    """Yields the time of the event loop at each answer with tokens of a session, in seconds.
+
+    Tokens are sampled: greedy answers to arbitrary tokens repeat themselves and are guessed.
+    """
+    sampling = generation_pb2.SamplingParameters(
+        max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=len(prompt)
+    )
     request = generation_pb2.GenerateRequest(model=model, token_ids=prompt, sampling=sampling)
     loop = asyncio.get_running_loop()
     async for response in stub.Generate(request):
-        for _ in response.token_ids:
+        if response.token_ids:
             yield loop.time()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from catenary_agent.decoders.base import FEWEST_CHUNK_TOKENS
 from catenary_agent.generation.cache.cache_budget import over_budget
 from catenary_agent.generation.state.partition_batcher import StepSize
 from catenary_agent.generation.state.states import QUEUED
@@ -135,7 +136,10 @@ def _add_prompts(
     """
     is_gentle = now_ns < batcher.gentle_until_ns
     if works and batcher.cost is not None:
-        chunk_tokens = min(chunk_tokens, batcher.cost.prefill_chunk_tokens or chunk_tokens)
+        fitting = batcher.cost.prefill_chunk_tokens or chunk_tokens
+        guessed = sum([len(work.drafts.tokens) for work in works])
+        least = min(fitting, FEWEST_CHUNK_TOKENS)
+        chunk_tokens = min(chunk_tokens, max(least, fitting - guessed))
     left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
     spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else chunk_tokens
     if is_gentle:
