@@ -136,7 +136,7 @@ class AgentSettings(ModelFolderSettings):
         0,
         ge=0,
         description="Most prompt tokens computed in one step; 0: 64 on a CPU, 512 on a GPU, and "
-        "beside running sessions only as many as hold these up for 0.1 s in a whole ring.",
+        "beside running sessions only as many as hold these up for 80 ms in a whole ring.",
     )
     draft_tokens: int = Field(
         8,
