@@ -37,6 +37,10 @@ _FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
 _WINDOW_TOKENS = 256
 """The room of a sequence is a multiple of this."""
 _ALL_LAYERS = 9_999
+_SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]
+"""Our order: `catenary_agent.decoders.sampling.sampling` has the reasons."""
+_GREEDY = ["penalties", "top_k"]
+"""With the likeliest token alone, nothing is computed of all others."""
 _PARAMETER = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,2}")
 _LARK = "%llguidance {}\n"
 """The first line of a grammar that llguidance is to read."""
@@ -137,10 +141,9 @@ class LlamaServerProtocol:
             "cache_prompt": request.reuses_prompt,
             "response_fields": ["content", "tokens", "stop", "stop_type", "tokens_predicted"],
             "ignore_eos": asked.ignore_eos,
-            # Our order: `catenary_agent.decoders.sampling.sampling` has the reasons.
-            "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+            "samplers": _GREEDY if asked.greedy else _SAMPLERS,
             "temperature": 0.0 if asked.greedy else asked.temperature,
-            "top_k": asked.top_k,
+            "top_k": 1 if asked.greedy else asked.top_k,
             "top_p": asked.top_p,
             "min_p": asked.min_p,
             "repeat_penalty": asked.repetition_penalty,
