@@ -89,7 +89,7 @@ class EngineExecutor(BookedDecoder):
         """The sessions whose tokens have come in this round, and were not told of yet; the client's
         thread alone has them."""
         self._telling: TimerHandle | None = None
-        """What tells of them in a while, if the round has not come whole by then."""
+        """The timer that tells of them if the round has not come whole by then."""
         self.parked: set[int] = set()
         """The sessions whose next token has not come; `EngineBatcher` adds to them."""
 

@@ -40,7 +40,7 @@ _ALL_LAYERS = 9_999
 _SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]
 """Our order: `catenary_agent.decoders.sampling.sampling` has the reasons."""
 _GREEDY = ["penalties", "top_k"]
-"""With the likeliest token alone, nothing is computed of all others."""
+"""The likeliest token alone is left, so that nothing is computed of all others."""
 _PARAMETER = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,2}")
 _LARK = "%llguidance {}\n"
 """The first line of a grammar that llguidance is to read."""
