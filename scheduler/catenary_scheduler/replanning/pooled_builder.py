@@ -30,6 +30,7 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.replicas import without_room
 from catenary_scheduler.planning.requirements import agents_of, only
+from catenary_scheduler.planning.shared_placement import with_shared_pipelines
 from catenary_scheduler.replanning.changed_times import Factors
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.replanning.solver import SolverResult
@@ -38,7 +39,7 @@ from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
 if TYPE_CHECKING:
-    from catenary_scheduler.planning.comparing import PlacementThroughput
+    from catenary_scheduler.planning.comparing import Candidate, PlacementThroughput
 
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 _TRANSFER = "a transfer"
@@ -194,12 +195,29 @@ class PooledBuilder:
             provenance = replace(provenance, binding=solution.plan.binding)
         present = _present(request, groups)
         return PooledBuilt(
-            chosen.placement,
+            self._shared(request, problem, chosen, groups),
             provenance,
             _factors(cluster, request.agents),
             chosen.promise.objective,
             comparing.promise_of(problem, present, groups).objective if present else 0.0,
             comparing.idle_reasons(problem, chosen.promise.in_time, groups),
+        )
+
+    def _shared(
+        self,
+        request: PooledRequest,
+        problem: PoolingProblem,
+        chosen: Candidate,
+        groups: Mapping[AgentId, str],
+    ) -> Placement:
+        """Returns the placement with routes of its models through the pools of others."""
+        if not self._rules.shared_routes:
+            return chosen.placement
+        able = {
+            model.key: {agent.agent_id for agent in request.able(model)} for model in request.models
+        }
+        return with_shared_pipelines(
+            problem, chosen.placement, groups, chosen.promise.throughput_rps, able
         )
 
     def _origins(self, cluster: LiveCluster, stated: tuple[Agent, ...]) -> list[str]:
