@@ -161,8 +161,11 @@ class PooledBuilder:
         from catenary_scheduler.planning import comparing
 
         groups, whole = cluster.group_names, _whole(request)
-        options = {"whole replicas": comparing.candidate(problem, whole, groups)}
-        chosen = options["whole replicas"]
+        chosen = comparing.candidate(problem, whole, groups)
+        if chosen.promise.objective <= 0.0:  # where there is most room, a model may be too slow
+            whole = _whole(replace(request, able=_able_in_time(request, problem, groups)))
+            chosen = comparing.candidate(problem, whole, groups)
+        options = {"whole replicas": chosen}
         lines = _whole_in_words(problem, chosen.promise)
         remarks: list[str] = []
         if solution is not None:
@@ -272,6 +275,22 @@ def _whole(request: PooledRequest) -> Placement:
         able=request.able,
         shares=request.shares or None,
     )
+
+
+def _able_in_time(
+    request: PooledRequest, problem: PoolingProblem, groups: Mapping[AgentId, str]
+) -> Callable[[DeployedModel], tuple[Agent, ...]]:
+    """Returns which agents can load a model and are in time with it as a whole, if any are."""
+    models = {model.name: model for model in problem.models}
+
+    def able(deployed: DeployedModel) -> tuple[Agent, ...]:
+        model = models[str(deployed.key)]
+        limit_us = model.slo_us - model.margin_us
+        fast = {group for (group, _), us in model.latency_us.items() if us[:, 0].sum() <= limit_us}
+        every = request.able(deployed)
+        return tuple(agent for agent in every if groups.get(agent.agent_id) in fast) or every
+
+    return able
 
 
 def _hosts_of_whole(model: DeployedModel, placement: Placement) -> set[AgentId]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heapreplace
 from itertools import combinations, pairwise
 from typing import NamedTuple, Protocol
 
@@ -151,6 +152,7 @@ def shared_routes(
 ) -> list[ChosenRoute]:
     """Returns routes of guests through the pipelines of others; hosts are numbered by `room`."""
     open_to: dict[int, list[ChosenRoute]] = {}
+    of_number = {guest.number: guest for guest in guests}
     for guest in guests:
         fitted: dict[tuple[HostPool, ...], PooledPipeline | None] = {}
         found = []
@@ -164,13 +166,16 @@ def shared_routes(
                 found.append(ChosenRoute(guest.number, number, pipeline))
         found.sort(key=lambda route: route.pipeline.throughput_rps)
         open_to[guest.number] = found
-    of_number = {guest.number: guest for guest in guests}
-    taken = dict.fromkeys(of_number, 0.0)
     routes = dict.fromkeys(of_number, 0)
     visitors = [0] * len(hosts)
     chosen: list[ChosenRoute] = []
-    while turns := [number for number, left in open_to.items() if left]:
-        number = min(turns, key=taken.__getitem__)
+    turns = [(0.0, number) for number in open_to]
+    heapify(turns)
+    while turns:
+        taken, number = turns[0]
+        if not open_to[number] or routes[number] >= MOST_ROUTES:
+            heappop(turns)
+            continue
         route = open_to[number].pop()
         sizes = weights_of(of_number[number].model, route.pipeline.partitions)
         if visitors[route.host] >= MOST_ROUTES or not room.take(route.host, sizes):
@@ -179,9 +184,7 @@ def shared_routes(
         visitors[route.host] += 1
         routes[number] += 1
         own = max(of_number[number].throughput_rps, 1e-9)
-        taken[number] += route.pipeline.throughput_rps / own
-        if routes[number] >= MOST_ROUTES:
-            del open_to[number]
+        heapreplace(turns, (taken + route.pipeline.throughput_rps / own, number))
     return chosen
 
 

@@ -55,7 +55,7 @@ async def test_a_burst_of_one_model_is_served_by_agents_of_another(
             await gateway.submit(number, budget_ns=BUDGET_MS * MS)
         routes = [(await gateway.dispatched(number)).route for number in (1, 2)]
         assert [hop.agent_id for (hop,) in routes] == [own.name, host.name]
-        assert [hop.partition.model for (hop,) in routes] == ["toy", "toy"]
+        assert [hop.model for (hop,) in routes] == ["toy", "toy"]
         await gateway.submit(3, model="other")
         (hop,) = (await gateway.dispatched(3)).route
-        assert (hop.agent_id, hop.partition.model) == (host.name, "other")
+        assert (hop.agent_id, hop.model) == (host.name, "other")
