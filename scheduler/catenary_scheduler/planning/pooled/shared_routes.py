@@ -63,7 +63,7 @@ class Guest(NamedTuple):
     number: int
     model: PooledModel
     throughput_rps: float
-    """What its own pipelines promise."""
+    """Rate that its own pipelines promise."""
 
 
 class Room(Protocol):
