@@ -59,3 +59,28 @@ async def test_a_burst_of_one_model_is_served_by_agents_of_another(
         await gateway.submit(3, model="other")
         (hop,) = (await gateway.dispatched(3)).route
         assert (hop.agent_id, hop.model) == (host.name, "other")
+
+
+async def test_a_guest_that_is_loaded_later_is_served_from_then_on(
+    configured: Configured, crowd: Crowd, tmp_path: Path
+) -> None:
+    add_model(tmp_path / "models", OTHER, blocks=3)
+    lacking = AgentScript(lacks={"toy"})
+    async with operated(configured(models=["toy", "other"])) as (process, stub):
+        gateway = await crowd.gateway(process.port)
+        await crowd.agent(process.port, "agent-0")
+        host = await crowd.agent(process.port, "agent-1", lacking)
+        await until(lambda: gateway.serves("toy") and gateway.serves("other"), "both serve")
+        asked = admin_pb2.ApplyPlanRequest(plan_json=json.dumps(PLAN))
+        await stub.ApplyPlan(asked, timeout=20)
+        shown = await stub.GetPlan(admin_pb2.GetPlanRequest())
+        assert "Shared route" not in shown.explanation
+        lacking.lacks.clear()
+
+        def is_loaded() -> bool:
+            active = process.leader().cluster.active
+            routes = [len(model.pipelines) for model in active.plan.models] if active else []
+            return routes == [2, 1]
+
+        await until(is_loaded, "the guest is part of the plan")
+        assert {order.key.model for order in host.all("load_partition")} == {"toy", "other"}
