@@ -29,16 +29,21 @@ SLO_MS = 2_000
 """Of `add_model`; 0.4 of it are kept free."""
 
 
-async def deployed(tmp_path: Path, models: int) -> Deployments:
-    """Returns models of 0.1 s on an L4, every other of which takes an SLO on a P4."""
+async def deployed(
+    tmp_path: Path, models: int, block_ms: tuple[float, float] | None = None
+) -> Deployments:
+    """Returns models with times of a block on an L4 and a P4.
+
+    Without times they take 0.1 s on an L4, and every other one its SLO on a P4.
+    """
     repository = ModelRepository(tmp_path / "models")
     keys = [ModelKey(f"m{number}", "1") for number in range(models)]
     for number, key in enumerate(keys):
         add_model(tmp_path / "models", key)
-        slow_ms = SLO_MS / BLOCKS if number % 2 else 50
+        l4_ms, p4_ms = block_ms or (25, SLO_MS / BLOCKS if number % 2 else 50)
         devices = [
             DeviceProfile(name, 1, False, "a test", (1,), rows, rows)
-            for name, ms in (("L4", 25), ("P4", slow_ms))
+            for name, ms in (("L4", l4_ms), ("P4", p4_ms))
             for rows in [((round(ms * MS),),) * BLOCKS]
         ]
         cuts = (0, *(64,) * (BLOCKS - 1), 0)
@@ -88,3 +93,26 @@ async def test_more_models_than_agents_are_planned_where_each_is_in_time(
         }
         if number % 2:
             assert "L4" in kinds, model.model
+
+
+async def test_pools_of_a_plan_host_the_other_models_where_memory_allows(tmp_path: Path) -> None:
+    """P4 are too slow for whole models, so pools are cut, and an L4 is in those of one model."""
+    deployments = await deployed(tmp_path, 2, (200, 320))
+    there = agents(2, 2)
+    asked = tuple(each.for_planning() for each in deployments.ready.values())
+
+    async def built(rules: PlanningRules) -> Placement:
+        builder = PooledBuilder(
+            rules, deployments, MeasuredProfiles(), solved, survival_first=False
+        )
+        request = PooledRequest("a test", asked, there, lambda _: there, {}, {}, 0.9, Placement(()))
+        return (await builder.made(request)).placement
+
+    own = await built(PlanningRules(shared_routes=False))
+    assert not any(pipeline.is_shared for model in own.models for pipeline in model.pipelines)
+    shared = await built(PlanningRules())
+    for before, after in zip(own.models, shared.models, strict=True):
+        guests = [pipeline for pipeline in after.pipelines if pipeline.is_shared]
+        assert guests
+        assert after.pipelines == (*before.pipelines, *guests)
+    assert without_room(asked, shared, there) == []
