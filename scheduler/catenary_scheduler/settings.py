@@ -129,7 +129,7 @@ class SchedulerSettings(ProcessSettings):
         "as memory allows, and compute these where a burst leaves their own pools no time.",
     )
     protected_share: float = Field(
-        default=0.3,
+        default=0.5,
         ge=0.0,
         le=1.0,
         description="A model that uses its pools more than all but this share leaves no time "
