@@ -96,6 +96,21 @@ class PlanActivator:
         self._callbacks.dispatch_by(reduced(plan))
         self._callbacks.plan_activated(plan)
 
+    def gains_routes(self) -> bool:
+        """Returns True if guests were loaded since that the plan in force had to do without."""
+        if self.active is None:
+            return False
+        planned = {model.model: len(model.pipelines) for model in self.active.plan.models}
+        placed = self.active.placement
+        if not any(
+            planned.get(model.model, 0) < len(model.pipelines)
+            for model in placed.models
+            if any(pipeline.is_shared for pipeline in model.pipelines)
+        ):
+            return False
+        made = self._completed(placed, PlanId(""), {})
+        return any(len(model.pipelines) > planned.get(model.model, 0) for model in made)
+
     def _completed(
         self, placement: Placement, plan_id: PlanId, problems: dict[ModelKey, str]
     ) -> Iterator[ModelPlan]:

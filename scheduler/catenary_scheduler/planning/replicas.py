@@ -64,9 +64,13 @@ def replicated(
     room = _Room(agents, memory_share)
     ables = [able(model) if able is not None else agents for model in models]
     replicas = _replicas(models, ables, room, [_work(model, shares) for model in models])
+    splits: dict[tuple[AgentId, ...], Placement] = {}
     placed = []
     for number, (model, mine) in enumerate(zip(models, ables, strict=True)):
-        fallback = even_split(models, mine).models[number]
+        names = tuple(agent.agent_id for agent in mine)
+        if names not in splits:
+            splits[names] = even_split(models, mine)
+        fallback = splits[names].models[number]
         placed.append(_placed(model, mine, replicas.get(number, ()), room, fallback))
     return Placement(tuple(placed))
 

@@ -157,9 +157,9 @@ def needs_any(model: ModelPlacement, agents: Set[AgentId]) -> bool:
 
     It may then not be served at all.
     """
-    for pipeline in model.pipelines:
-        if any(agents >= set(stage.agents) for stage in pipeline.stages):
-            return True
+    own = [pipeline for pipeline in model.pipelines if not pipeline.is_shared]
+    if any(agents >= set(stage.agents) for pipeline in own for stage in pipeline.stages):
+        return True
     return any(host.agent in agents for host in model.hosts)
 
 
@@ -192,8 +192,8 @@ def missing(
 ) -> list[tuple[AgentId, PartitionKey]]:
     """Returns the agents and partitions that must still be loaded to activate a placement.
 
-    An excused agent is not waited for, as long as its pool has an agent that is ready, or its model
-    a chain without such agents.
+    An excused agent is not waited for, as long as its pool has an agent that is ready or is another
+    model's, or its model a chain without such agents.
     """
     lacking = []
     for model, pipeline, stage in stages_of(placement):
@@ -201,6 +201,7 @@ def missing(
         need = PartitionRequirement(pipeline.batch_size, model.float16_boundaries)
         late = [agent for agent in stage.agents if not hosts(agent, key, need)]
         enough = len(late) < len(stage.agents)
+        enough = enough or pipeline.is_shared
         lacking += [(agent, key) for agent in late if not (enough and excused(agent))]
     for model in placement.models:
         behind = [
