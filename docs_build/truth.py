@@ -51,7 +51,7 @@ _LONG = "its long form took over 200 s on a busy machine; not run since records 
 UNMEASURED = {
     "sampling": _LONG,
     "migration": _LONG,
-    "engines": "this machine was never quiet for as long as it takes",
+    "engines": "to be recorded: runs before sessions had places side by side missed limits",
     "beside": "to be recorded on a quiet machine",
     "prefix": "to be recorded on a quiet machine",
 }
