@@ -130,9 +130,9 @@ class SystemJob:
         system = self.system
         cluster, workload, rate = self._task()
         if system.planner == "petals":
-            return Outcome(serve_petals(cluster, workload, self.requests.seed))
+            return Outcome(serve_petals(cluster, workload, self.requests.seed, system.ends))
         if system.planner == "bprr":
-            return Outcome(serve_bprr(cluster, workload, rate))
+            return Outcome(serve_bprr(cluster, workload, rate, system.ends))
         try:
             composition = self._composed(cluster, workload, rate)
         except PlanInfeasible:
