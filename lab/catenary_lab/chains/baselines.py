@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from catenary_lab.chains.believed import BelievedServers
 from catenary_lab.chains.bprr import BprrMetric
 from catenary_lab.chains.bprr_placement import BprrServer, BprrTask, bprr_placement
+from catenary_lab.chains.expected_occupancy import ExpectedOccupancy
 from catenary_lab.chains.path_dispatcher import PathDispatcher
 from catenary_lab.chains.paths import PathServer
 from catenary_lab.chains.petals import PetalsMetric
@@ -150,7 +150,7 @@ def _bprr_paths(cluster: ChainsCluster, rate_per_s: float, ends: KnownEnds) -> P
 
 def _beliefs(
     cluster: ChainsCluster, numbers: Sequence[int], paths: Sequence[PathServer]
-) -> BelievedServers:
+) -> ExpectedOccupancy:
     """Returns the beliefs of a router that knows how long a session of mean size takes."""
     mean = cluster.model
     speeds = [cluster.servers[number].speed for number in numbers]
@@ -160,7 +160,7 @@ def _beliefs(
     def service_ns(server: int, blocks: int) -> Nanoseconds:
         return round((travels_s[server] + blocks_s[server] * blocks) * NANOSECONDS_PER_SECOND)
 
-    return BelievedServers([path.slots for path in paths], service_ns)
+    return ExpectedOccupancy([path.slots for path in paths], service_ns)
 
 
 def _serve(

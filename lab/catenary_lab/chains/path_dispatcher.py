@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from catenary_lab.chains.believed import BelievedServers
+from catenary_lab.chains.expected_occupancy import ExpectedOccupancy
 from catenary_lab.chains.paths import Occupancy, Path, PathCosts, PathFinder, PathServer
 from catenary_scheduler.dispatch.events import (
     CloseSessions,
@@ -64,7 +64,7 @@ class PathDispatcher:
         servers: Sequence[PathServer],
         blocks: int,
         costs: PathCosts,
-        beliefs: BelievedServers | None = None,
+        beliefs: ExpectedOccupancy | None = None,
     ) -> None:
         self._model = model
         self._beliefs = beliefs

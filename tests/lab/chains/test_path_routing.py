@@ -7,8 +7,8 @@ from itertools import permutations
 
 import pytest
 
-from catenary_lab.chains.believed import BelievedServers
 from catenary_lab.chains.bprr import BprrMetric
+from catenary_lab.chains.expected_occupancy import ExpectedOccupancy
 from catenary_lab.chains.path_dispatcher import PathDispatcher
 from catenary_lab.chains.paths import (
     Occupancy,
@@ -226,7 +226,7 @@ def test_slots_are_never_overbooked_and_all_free_in_the_end(seed: int) -> None:
 def by_expected_ends(servers: list[PathServer], costs: list[int]) -> PathDispatcher:
     """BPRR whose router takes every session for over after 100 + its blocks at each server."""
     hosted = [each.last_block - each.first_block for each in servers]
-    beliefs = BelievedServers(
+    beliefs = ExpectedOccupancy(
         [each.slots for each in servers], lambda server, blocks: 100 + costs[server] * blocks
     )
     metric = BprrMetric([100] * len(servers), costs, hosted, beliefs.wait_ns)
@@ -257,7 +257,7 @@ def test_a_session_that_is_longer_than_expected_is_waited_for_all_the_same() -> 
 
 def test_what_has_ended_early_is_still_counted() -> None:
     servers = [server("near", 0, 2), server("far", 0, 2)]
-    beliefs = BelievedServers([100, 100], lambda server, blocks: 1000)
+    beliefs = ExpectedOccupancy([100, 100], lambda server, blocks: 1000)
     metric = PetalsMetric(lambda here, there: 10 if 0 in (here, there) else 20, [1.0, 1.0], 1)
     dispatcher = PathDispatcher(MODEL, servers, 2, metric, beliefs)
     first = ask(dispatcher, 0, now=0)

@@ -16,7 +16,7 @@ from catenary_services.domain.ids import Nanoseconds
 from catenary_services.domain.plan import ChainHop
 
 
-class BelievedServers:
+class ExpectedOccupancy:
     """The servers as a router believes them to be.
 
     Args:
