@@ -2,9 +2,9 @@
 
 Sun, He, Ji, Parag (Performance Evaluation 170, 2025): a server costs its communication time, its
 computation and the time until it has slots. The original reads this time off the expected ends of
-the sessions there (`catenary_lab.chains.expected_occupancy`). A router that follows what servers really hold
-does not know the ends; it takes the time of a whole session on that server over the number of
-sessions that run there, as the program of the server-chain paper's authors does.
+the sessions there (`expected_occupancy`). A router that follows what servers really hold does not
+know the ends; it takes the time of a whole session on that server over the number of sessions that
+run there, as the program of the server-chain paper's authors does.
 """
 
 from __future__ import annotations
