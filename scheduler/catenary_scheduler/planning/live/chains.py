@@ -44,6 +44,7 @@ from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent, ChainRole
 from catenary_services.errors import PlanInfeasible
 
+_NS_PER_MS, _BYTES_PER_MB = 1e6, 1e6
 _DIGITS = 9
 """Number of decimals of times in seconds: the planner gets whole nanoseconds, with which it
 computes exactly."""
@@ -111,6 +112,8 @@ class ChainJob:
     """Memory of every agent that can load the model, by agent."""
     left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
     """Agents that cannot load the model, by the reason in words."""
+    links: ServerLinks = NO_LINKS
+    """The measured links between servers, for words."""
     engines: ChainJob | None = None
     """The job of the agents whose engine serves the model whole, which `task` leaves out; None if
     there are none."""
@@ -144,6 +147,7 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
             oversubscription=cluster.oversubscription if own is None else own,
             memories=memories,
             left_out=left_out(load.deployed, cluster.agents),
+            links=cluster.links,
         )
         if whole:
             of_engines = replace(
@@ -315,29 +319,44 @@ def _is_of_engines(job: ChainJob) -> bool:
 
 
 def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
-    """Returns a sentence about the links that were measured to be slow, if there are any."""
-    links = job.task.links
-    if links is None:
-        return []
-    longer = {
-        (before, after): seconds - links[None, after]
-        for (before, after), seconds in links.items()
-        if before is not None and seconds > links[None, after]
-    }
-    pairs = {
-        (one.server, other.server)
+    """Returns a sentence about the link that binds: on which a session takes longest.
+
+    Of several chains it is the one whose sessions take the largest share of their time there.
+    """
+    passed = [
+        (way_s / sum(times), way_s, sum(times), one.server, other.server)
         for chain in composition.chains
-        for one, other in pairwise(chain.hops)
-    }
-    passed = max(pairs & longer.keys(), key=lambda pair: longer[pair], default=None)
-    key = job.load.deployed.key
-    if passed is None:
-        return [f"{key}: no chain passes any of {len(longer)} links that were measured to be slow."]
-    return [
-        f"{key}: the slowest link that a chain passes is the one from {passed[0]} to {passed[1]}:"
-        f" by what was measured, a session takes {longer[passed]:.2g} s longer by it, there and"
-        " back, than by a usual one."
+        for times in (_session_times(job.task, chain),)
+        for way_s, (one, other) in zip(times[1:], pairwise(chain.hops), strict=False)
     ]
+    if not passed:
+        return []
+    share, way_s, whole_s, source, target = max(passed)
+    known = job.links.figures
+    sites = tuple(job.memories[name].agent.server for name in (source, target))
+    figures = known.get((sites[0], sites[1])) or known.get((sites[1], sites[0]))
+    how = "nobody has measured it"
+    if figures is not None and sites[0] != sites[1]:
+        how = (
+            f"measured: a round trip of {figures.round_trip_ns / _NS_PER_MS:.3g} ms,"
+            f" {figures.bytes_per_second / _BYTES_PER_MB:,.1f} MB/s"
+        )
+    return [
+        f"{job.load.deployed.key}: the link that binds is the one from {source} to {target}:"
+        f" a session takes {way_s:.2g} s of its {whole_s:.2g} s ({100 * share:.0f} %) by it, there"
+        f" and back ({how})."
+    ]
+
+
+def _session_times(task: ChainTask, chain: ComposedChain) -> list[float]:
+    """Returns the seconds of a session on the way to each hop, then those in all blocks."""
+    servers = [task.servers[task.number_of[hop.server]] for hop in chain.hops]
+    ways = [float(server.communication_s) for server in servers]
+    if task.links is not None:
+        names = [None, *(server.name for server in servers)]
+        ways = [task.links[pair] for pair in pairwise(names)]
+    blocks = zip(servers, chain.hops, strict=True)
+    return [*ways, sum(float(server.block_s) * hop.blocks for server, hop in blocks)]
 
 
 def taken_by(
