@@ -31,7 +31,7 @@ from catenary_simulator.chains.cluster import (
     random_places,
 )
 from catenary_simulator.chains.result import ChainResult
-from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
+from catenary_simulator.chains.serve import JFFC, ReplayEvaluator, serve_chains
 from catenary_simulator.chains.workload import (
     RequestTrace,
     SessionWorkload,
@@ -173,7 +173,8 @@ class SystemJob:
         if system.replay_first is not None:
             other = replace(self.requests, first=system.replay_first)
             workload = other.workload(cluster.model)
-        return best_composition(task, ReplayEvaluator(cluster, workload, seeded(system.policy, 0)))
+        policy = JFFC if system.policy == JFFC else seeded(system.policy, 0)
+        return best_composition(task, ReplayEvaluator(cluster, workload, policy))
 
 
 @dataclass(frozen=True, slots=True)

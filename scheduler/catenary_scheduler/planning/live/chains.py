@@ -23,7 +23,19 @@ from itertools import pairwise
 from statistics import fmean
 
 from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, hosts_for
-from catenary_scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
+from catenary_scheduler.planning.chains import (
+    ChainTask,
+    ComposedChain,
+    Composition,
+    Server,
+    Tuning,
+)
+from catenary_scheduler.planning.chains.replay import (
+    LEAST_SESSIONS,
+    LogReplay,
+    SessionLog,
+    hop_times_s,
+)
 from catenary_scheduler.planning.even_split import DeployedModel
 from catenary_scheduler.planning.live.agent_memory import (
     AgentMemory,
@@ -49,8 +61,9 @@ _DIGITS = 9
 """Number of decimals of times in seconds: the planner gets whole nanoseconds, with which it
 computes exactly."""
 
-Compose = Callable[[ChainTask, Composition | None], Composition]
-"""Composes chains. If present chains are given, it moves as few blocks as it can."""
+Compose = Callable[[ChainTask, Composition | None, Tuning], Composition]
+"""Composes chains for the best c by a measure. If present chains are given, it moves as few blocks
+as it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,8 @@ class ChainLoad:
     deployed: DeployedModel
     rate_per_s: float
     shape: SessionShape
+    log: SessionLog | None = None
+    """The sessions that arrived lately; None if they are too few to tune chains by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +129,8 @@ class ChainJob:
     """Agents that cannot load the model, by the reason in words."""
     links: ServerLinks = NO_LINKS
     """The measured links between servers, for words."""
+    tune: Tuning = "lower"
+    """The measure by which c is tuned."""
     engines: ChainJob | None = None
     """The job of the agents whose engine serves the model whole, which `task` leaves out; None if
     there are none."""
@@ -148,6 +165,7 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
             memories=memories,
             left_out=left_out(load.deployed, cluster.agents),
             links=cluster.links,
+            tune=_tuning(load, cluster, task),
         )
         if whole:
             of_engines = replace(
@@ -189,7 +207,7 @@ def jobs_by_role(job: ChainJob, cluster: ChainCluster) -> tuple[ChainJob, ...]:
         task = _retimed(whole.among(servers), load, cluster)
         mine = of_role(before, role)
         previous = composition_of(mine, load.rate_per_s) if mine is not None else None
-        made.append(replace(job, load=load, task=task, previous=previous, role=role))
+        made.append(replace(job, load=load, task=task, previous=previous, role=role, tune="lower"))
     return tuple(made)
 
 
@@ -217,7 +235,7 @@ def solve_job(job: ChainJob, compose: Compose) -> Composition:
     if job.per_chain:
         return rings(job.task, job.per_chain, job.load.deployed.max_batch, job.previous)
     try:
-        return compose(job.task, job.previous)
+        return compose(job.task, job.previous, job.tune)
     except PlanInfeasible as error:
         raise PlanInfeasible(f"{job.load.deployed.key}: {error.message}") from error
 
@@ -285,7 +303,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     load, model = job.load, placed(job, composition)
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
-    how = f"of {job.per_chain} agents each" if job.per_chain else f"c = {composition.c}"
+    how = f"of {job.per_chain} agents each" if job.per_chain else _c_in_words(job, composition)
     how = "whole, by engines" if _is_of_engines(job) else how
     kind = "" if job.role == "mixed" else f"{job.role} "
     tokens = sum(chain.cache_tokens for chain in model.chains)
@@ -314,6 +332,16 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     return [*lines, *(f"{line}." for line in left_out_in_words(load.deployed, job.left_out))]
 
 
+def _c_in_words(job: ChainJob, composition: Composition) -> str:
+    if not isinstance(job.tune, LogReplay):
+        return f"c = {composition.c}"
+    sessions, mean_s = len(job.tune.log), job.tune(composition)
+    return (
+        f"c = {composition.c} by a replay of the last {sessions:,} sessions, which take"
+        f" {mean_s:.2g} s there on average"
+    )
+
+
 def _is_of_engines(job: ChainJob) -> bool:
     return all(serves_whole(job.memories[each.name].agent.runtime) for each in job.task.servers)
 
@@ -326,7 +354,7 @@ def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
     passed = [
         (way_s / sum(times), way_s, sum(times), one.server, other.server)
         for chain in composition.chains
-        for times in (_session_times(job.task, chain),)
+        for times in (hop_times_s(job.task, chain),)
         for way_s, (one, other) in zip(times[1:], pairwise(chain.hops), strict=False)
     ]
     if not passed:
@@ -346,17 +374,6 @@ def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
         f" a session takes {way_s:.2g} s of its {whole_s:.2g} s ({100 * share:.0f} %) by it, there"
         f" and back ({how})."
     ]
-
-
-def _session_times(task: ChainTask, chain: ComposedChain) -> list[float]:
-    """Returns the seconds of a session on the way to each hop, then those in all blocks."""
-    servers = [task.servers[task.number_of[hop.server]] for hop in chain.hops]
-    ways = [float(server.communication_s) for server in servers]
-    if task.links is not None:
-        names = [None, *(server.name for server in servers)]
-        ways = [task.links[pair] for pair in pairwise(names)]
-    blocks = zip(servers, chain.hops, strict=True)
-    return [*ways, sum(float(server.block_s) * hop.blocks for server, hop in blocks)]
 
 
 def taken_by(
@@ -392,6 +409,22 @@ def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMe
         rate_per_s=load.rate_per_s,
     )
     return _timed(task, _costs(load, cluster))
+
+
+def _tuning(load: ChainLoad, cluster: ChainCluster, task: ChainTask) -> Tuning:
+    """Returns the replay of a load's log, or the lower bound if there is too little to replay."""
+    log, shape = load.log, load.shape
+    if log is None or len(log) < LEAST_SESSIONS or shape.output_tokens <= 1.0:
+        return "lower"
+    prompts = _retimed(task, replace(load, shape=replace(shape, output_tokens=1.0)), cluster)
+    return LogReplay(
+        log.at_rate(load.rate_per_s),
+        prompts,
+        task,
+        shape.prompt_tokens,
+        shape.output_tokens,
+        load.deployed.max_batch,
+    )
 
 
 def _retimed(task: ChainTask, load: ChainLoad, cluster: ChainCluster) -> ChainTask:
