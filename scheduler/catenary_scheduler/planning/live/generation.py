@@ -23,7 +23,7 @@ _FLOP_PER_SECOND = 50e9
 _FLOP_PER_BYTE = 0.5
 """Operations per byte of a weight (4 bytes, one multiplication and one addition) and token."""
 USUAL_FRAME_NS = 1_000_000.0
-"""Nanoseconds that one frame takes from agent to agent, all included, if nobody measured longer."""
+"""Nanoseconds that one frame takes from agent to agent, all included, if they are in one place."""
 _HOP_S = USUAL_FRAME_NS / NANOSECONDS_PER_SECOND
 _HIDDEN_VALUE_BYTES = 4
 _LONGEST_S = 1_000.0
@@ -94,8 +94,8 @@ class ChainCosts:
     norm and the projection to the vocabulary count as a number of blocks in proportion to their
     size.
 
-    Frames between agents are assumed to take a millisecond, and longer where the links between
-    their servers were measured to take longer.
+    Frames between agents are assumed to take a millisecond, and what the way between their servers
+    was measured to be longer than one in one place.
     """
 
     def __init__(  # noqa: PLR0913 - what a cost depends on
@@ -191,12 +191,11 @@ class ChainCosts:
         return self._shape.output_tokens * frame_s + prompt_s
 
     def _longer_s(self, source: AgentId, target: AgentId) -> float:
-        """Returns by how many seconds a frame takes longer than is assumed."""
+        """Returns by how many seconds a frame takes longer than in one place."""
         sender, receiver = self._agents.get(source), self._agents.get(target)
         if sender is None or receiver is None:
             return 0.0
-        way_ns = self._links.way_ns(sender.server, receiver.server)
-        return max(0.0, way_ns / NANOSECONDS_PER_SECOND - _HOP_S)
+        return self._links.longer_ns(sender.server, receiver.server) / NANOSECONDS_PER_SECOND
 
     def _pass_s(self, cost: GenerationCost) -> float:
         shape = self._shape
