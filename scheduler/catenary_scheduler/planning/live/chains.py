@@ -371,7 +371,7 @@ def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
         )
     return [
         f"{job.load.deployed.key}: the link that binds is the one from {source} to {target}:"
-        f" a session takes {way_s:.2g} s of its {whole_s:.2g} s ({100 * share:.0f} %) by it, there"
+        f" a session takes {way_s:.3g} s of its {whole_s:.3g} s ({100 * share:.0f} %) by it, there"
         f" and back ({how})."
     ]
 
