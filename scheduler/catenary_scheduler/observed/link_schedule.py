@@ -107,6 +107,7 @@ class LinkSchedule:
         self._watch = LinkWatch(look_ns)
         self._was_look = False
         """True if the last order was a look: it is then the turn of a link that is not known."""
+        self._in_use: AbstractSet[ServerPair] = frozenset()
         self._changed: set[ServerPair] = set()
         """The links that were found to have another round trip since they were measured."""
         self._pauses: dict[ServerPair, _Pause] = {}
@@ -136,7 +137,7 @@ class LinkSchedule:
         """
         if not self.is_time(now):
             return None
-        self._next_ns = now + SPACING_NS
+        self._next_ns, self._in_use = now + SPACING_NS, in_use
         if self._under_way is not None:
             order, until_ns = self._under_way
             if order.source in ends and now < until_ns:
@@ -145,7 +146,7 @@ class LinkSchedule:
                 self._looked(order, None, now)
             else:
                 self._settle(order, LinkOutcome.FAILED, now)
-        found = self._ordered(ends, now, unix_s, in_use)
+        found = self._ordered(ends, now, unix_s)
         if found is None:
             resumed_ns = min(
                 (each.until_ns for each in self._pauses.values()), default=now + IDLE_NS
@@ -181,6 +182,7 @@ class LinkSchedule:
             self._looked(order, figures, now)
             return order
         if figures is not None and outcome is LinkOutcome.MEASURED:
+            figures = self._believed(order, figures, now)
             self._links.put(order.pair, MeasuredLink(figures, unix_s, order.addresses))
         self._settle(order, outcome, now)
         return order
@@ -192,7 +194,6 @@ class LinkSchedule:
         ends: Sequence[LinkEnd],
         now: Nanoseconds,
         unix_s: int,
-        in_use: AbstractSet[ServerPair],
     ) -> LinkOrder | None:
         servers: dict[ServerId, LinkEnd] = {}
         for end in sorted(ends, key=lambda each: each.agent):
@@ -202,8 +203,8 @@ class LinkSchedule:
             pair: each for pair, each in self._pauses.items() if servers.keys() >= set(pair)
         }
         self._changed = {pair for pair in self._changed if servers.keys() >= set(pair)}
-        look = self._look(servers, in_use, now)
-        found = self._most_due(servers, now, unix_s, in_use)
+        look = self._look(servers, now)
+        found = self._most_due(servers, now, unix_s)
         if look is not None and (found is None or not self._was_look):
             return self._order(servers, look, now, insists=True, is_look=True)
         if found is None:
@@ -227,15 +228,10 @@ class LinkSchedule:
         self._under_way = order, now + ANSWER_NS + _LATE_NS
         return order
 
-    def _look(
-        self,
-        servers: Mapping[ServerId, LinkEnd],
-        in_use: AbstractSet[ServerPair],
-        now: Nanoseconds,
-    ) -> ServerPair | None:
+    def _look(self, servers: Mapping[ServerId, LinkEnd], now: Nanoseconds) -> ServerPair | None:
         """Returns the link in use to look at now; None if none is due."""
         known = self._links.known.figures
-        there = [pair for pair in in_use if pair in known and servers.keys() >= set(pair)]
+        there = [pair for pair in self._in_use if pair in known and servers.keys() >= set(pair)]
         return self._watch.due(there, now)
 
     def _looked(self, order: LinkOrder, figures: LinkFigures | None, now: Nanoseconds) -> None:
@@ -250,12 +246,22 @@ class LinkSchedule:
             self._links.put(order.pair, replace(known, figures=changed))
             self._changed.add(order.pair)
 
+    def _believed(self, order: LinkOrder, figures: LinkFigures, now: Nanoseconds) -> LinkFigures:
+        """Returns what is believed of a whole measurement.
+
+        The round trip of a link in use must be found twice if it is longer than it was known to be.
+        """
+        pair, known = order.pair, self._links.of(order.pair)
+        if known is None or known.addresses != order.addresses:
+            return figures
+        if pair in self._changed or pair not in self._in_use:
+            return figures
+        changed = self._watch.looked(pair, known.figures, figures.round_trip_ns, now)
+        round_trip_ns = (changed or known.figures).round_trip_ns
+        return replace(figures, round_trip_ns=round_trip_ns)
+
     def _most_due(
-        self,
-        servers: Mapping[ServerId, LinkEnd],
-        now: Nanoseconds,
-        unix_s: int,
-        in_use: AbstractSet[ServerPair],
+        self, servers: Mapping[ServerId, LinkEnd], now: Nanoseconds, unix_s: int
     ) -> ServerPair | None:
         """Returns the pair to measure next: of those that are due, one that failed least often.
 
@@ -263,12 +269,12 @@ class LinkSchedule:
         """
         best: tuple[int, ServerPair] | None = None
         names = sorted(servers)
-        wanted = sorted(pair for pair in in_use if servers.keys() >= set(pair))
+        wanted = sorted(pair for pair in self._in_use if servers.keys() >= set(pair))
         for pair in chain(wanted, permutations(names, 2)):
             addresses = _addresses(servers[pair[0]], servers[pair[1]])
             pause = self._pauses.get(pair)
             is_paused = pause is not None and pause.addresses == addresses and now < pause.until_ns
-            fresh_s = IN_USE_FRESH_S if pair in in_use else FRESH_S
+            fresh_s = IN_USE_FRESH_S if pair in self._in_use else FRESH_S
             is_known = pair not in self._changed and self._links.measured_s(
                 pair, addresses, unix_s, fresh_s
             )

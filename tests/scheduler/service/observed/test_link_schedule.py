@@ -327,3 +327,18 @@ def test_a_link_in_use_is_measured_in_full_again_sooner_than_others() -> None:
             seen.add((order.pair, order.is_look))
             work.answer(order)
     assert seen == {(PAIR, False)}
+
+
+def test_a_whole_measurement_at_work_does_not_make_a_link_in_use_longer_by_itself() -> None:
+    work = in_use()
+    work.now += (IN_USE_FRESH_S + 60) * SECOND
+    order = work.next(10)
+    assert order is not None
+    assert not order.is_look
+    work.answer(order, found=LinkFigures(9 * FIGURES.round_trip_ns, 5_000_000))
+    assert work.links.known.figures[PAIR] == LinkFigures(FIGURES.round_trip_ns, 5_000_000)
+    look = work.next(10)  # at once
+    assert look is not None
+    assert look.is_look
+    work.answer(look, found=LinkFigures(8 * FIGURES.round_trip_ns, 1))
+    assert work.links.known.figures[PAIR] == LinkFigures(8 * FIGURES.round_trip_ns, 5_000_000)
