@@ -242,9 +242,14 @@ class LinkSchedule:
             return
         found_ns = figures.round_trip_ns if figures is not None else 0
         changed = self._watch.looked(order.pair, known.figures, found_ns, now)
-        if changed is not None:
-            self._links.put(order.pair, replace(known, figures=changed))
-            self._changed.add(order.pair)
+        if changed is None:
+            return
+        for pair in (order.pair, (order.pair[1], order.pair[0])):  # it is the same in both
+            there = self._links.of(pair)
+            if there is not None:
+                figures = replace(there.figures, round_trip_ns=changed.round_trip_ns)
+                self._links.put(pair, replace(there, figures=figures))
+                self._changed.add(pair)
 
     def _believed(self, order: LinkOrder, figures: LinkFigures, now: Nanoseconds) -> LinkFigures:
         """Returns what is believed of a whole measurement.

@@ -48,11 +48,17 @@ DEGRADED_MS = 200.0
 _BINDS = re.compile(r"the link that binds .* takes [\d.]+ s of its ([\d.]+) s .*measured")
 
 
+def set_apart(network: VirtualNetwork, round_trips_ms: dict[frozenset[str], float]) -> None:
+    """Puts pairs of agents so far from each other."""
+    for pair, round_trip_ms in round_trips_ms.items():
+        one, other = sorted(pair)
+        network.impair([one], [other], delay_s=round_trip_ms / 2e3)
+
+
 @dataclass(frozen=True)
 class Linked:
     """A cluster whose scheduler composes chains by itself."""
 
-    network: VirtualNetwork
     client: catenary.AsyncClient
 
     async def plan(self) -> tuple[str, dict[str, Any]]:
@@ -88,12 +94,6 @@ class Linked:
             for pair, wanted in round_trips_ms.items()
             for one, other in permutations(pair)
         )
-
-    def place(self, round_trips_ms: dict[frozenset[str], float]) -> None:
-        """Puts the agents so far from each other."""
-        for pair, round_trip_ms in round_trips_ms.items():
-            one, other = sorted(pair)
-            self.network.impair([one], [other], delay_s=round_trip_ms / 2e3)
 
     async def session_s(self) -> float:
         """Returns the seconds of a lone session, to its last token at the client."""
@@ -184,7 +184,7 @@ async def linked(folder: Path, network: VirtualNetwork) -> AsyncIterator[Linked]
         cluster.add("agent", name, {**where, **device, "memory_bytes": MEMORY_BYTES, **common})
     try:
         async with running(cluster), cluster.client() as client:
-            yield Linked(network, client)
+            yield Linked(client)
     finally:
         redis.end()
 
@@ -193,8 +193,8 @@ async def test_a_session_takes_what_is_planned_by_the_links_between_places(
     tmp_path: Path, network: VirtualNetwork
 ) -> None:
     round_trips_ms = ripe_round_trips_ms()
+    set_apart(network, round_trips_ms)
     async with linked(tmp_path, network) as here:
-        here.place(round_trips_ms)
 
         async def is_planned() -> bool:
             known = await here.are_known(round_trips_ms)
@@ -232,7 +232,7 @@ async def test_a_plan_goes_round_a_link_that_degrades(
         await until(are_measured, LONG_S, "all links are measured")
         pair = min(await here.passed(), key=sorted)
         began_s = time.monotonic()
-        here.place({pair: DEGRADED_MS})
+        set_apart(network, {pair: DEGRADED_MS})
 
         async def goes_round() -> bool:
             passed = await here.passed()
