@@ -246,6 +246,7 @@ def test_an_explanation_names_the_link_that_binds() -> None:
     assert "the link that binds is the one from" in far
     # Ten tokens take 30.75 ms there and 29.75 ms longer than usual back.
     assert "a session takes 0.605 s of its" in far
+    assert "in both directions" in far
     assert "(measured: a round trip of 60 ms, 1,000.0 MB/s)" in far
     near = explained(both_ways("a", "x", MS // 2, 10**9), "ax")
     assert "a session takes 0.01 s of its" in near

@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import pairwise
 
-from catenary_scheduler.planning.chains.problem import ChainTask, ComposedChain, Composition
+from catenary_scheduler.planning.chains.problem import ComposedChain, Composition
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 
 LEAST_SESSIONS = 200
@@ -100,27 +99,27 @@ class SessionLog:
 class LogReplay:
     """An evaluator of chains for tuning c: the mean response of the sessions of a log.
 
-    A session's time on a chain is a line in its tokens, which goes through the times of two tasks.
+    A session's time on a chain is a line in its tokens, through the times of two mean sessions.
 
     Attributes:
         log: The sessions, at the rate to plan for.
-        prompts: The servers with the times of a session that has a mean prompt and one token.
-        whole: The servers with the times of a session of mean lengths.
-        prompt_tokens: Mean length of a prompt, for which the tasks hold.
+        prompt_s: Returns the seconds of a session with a mean prompt and one token on a chain.
+        whole_s: Returns the seconds of a session of mean lengths.
+        prompt_tokens: Mean length of a prompt.
         output_tokens: Mean length of an answer; above 1.
         most_sessions: Largest number of sessions of one chain at a time.
     """
 
     log: SessionLog
-    prompts: ChainTask
-    whole: ChainTask
+    prompt_s: Callable[[ComposedChain], float]
+    whole_s: Callable[[ComposedChain], float]
     prompt_tokens: float
     output_tokens: float
     most_sessions: int
 
     def __call__(self, composition: Composition) -> float:
         """Returns the mean response in seconds; infinity if there is no chain."""
-        chains = sorted(composition.chains, key=lambda chain: chain.service_s)
+        chains = sorted(composition.chains, key=self.whole_s)
         if not chains:
             return math.inf
         lines = [self._line(chain) for chain in chains]
@@ -136,24 +135,7 @@ class LogReplay:
 
     def _line(self, chain: ComposedChain) -> tuple[float, float]:
         """Returns the nanoseconds of a prompt token and of an output token on a chain."""
-        prompt_s, whole_s = session_s(self.prompts, chain), session_s(self.whole, chain)
+        prompt_s, whole_s = self.prompt_s(chain), self.whole_s(chain)
         output_s = max(0.0, whole_s - prompt_s) / (self.output_tokens - 1.0)
         prompt_s = max(0.0, prompt_s - output_s) / self.prompt_tokens
         return prompt_s * NANOSECONDS_PER_SECOND, output_s * NANOSECONDS_PER_SECOND
-
-
-def session_s(task: ChainTask, chain: ComposedChain) -> float:
-    """Returns the time T_k of a session on a chain, by the times of a task (eq. 9)."""
-    return math.fsum(hop_times_s(task, chain))
-
-
-def hop_times_s(task: ChainTask, chain: ComposedChain) -> list[float]:
-    """Returns the seconds of a session on the way to each hop of a chain, then in all blocks."""
-    servers = [task.servers[task.number_of[hop.server]] for hop in chain.hops]
-    ways = [float(server.communication_s) for server in servers]
-    if task.links is not None:
-        names = [None, *(server.name for server in servers)]
-        ways = [task.links[pair] for pair in pairwise(names)]
-        ways[0] += task.links.get((servers[-1].name, None), 0.0)
-    blocks = zip(servers, chain.hops, strict=True)
-    return [*ways, sum(float(server.block_s) * hop.blocks for server, hop in blocks)]

@@ -19,7 +19,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
 from statistics import fmean
 
 from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, hosts_for
@@ -34,7 +33,6 @@ from catenary_scheduler.planning.chains.replay import (
     LEAST_SESSIONS,
     LogReplay,
     SessionLog,
-    hop_times_s,
 )
 from catenary_scheduler.planning.even_split import DeployedModel
 from catenary_scheduler.planning.live.agent_memory import (
@@ -119,6 +117,8 @@ class ChainJob:
     previous: Composition | None
     per_chain: int
     """Number of agents per chain; 0 lets the planner decide."""
+    costs: ChainCosts
+    """The times of the load's sessions."""
     role: ChainRole = "mixed"
     roles: tuple[ChainJob, ...] = ()
     """Jobs of the same model with its agents divided by role; empty if they are not divided."""
@@ -127,8 +127,6 @@ class ChainJob:
     """Memory of every agent that can load the model, by agent."""
     left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
     """Agents that cannot load the model, by the reason in words."""
-    links: ServerLinks = NO_LINKS
-    """The measured links between servers, for words."""
     tune: Tuning = "lower"
     """The measure by which c is tuned."""
     engines: ChainJob | None = None
@@ -139,6 +137,21 @@ class ChainJob:
     def model_bytes(self) -> int:
         """Bytes of the weights of the whole model, in the form in which it was imported."""
         return whole_bytes(_decoder(self.load.deployed).held(None))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """The times of a mean session on composed chains."""
+
+    costs: ChainCosts
+
+    def __call__(self, chain: ComposedChain) -> float:
+        """Returns the seconds of a session on a chain."""
+        return self.costs.session_s(_parts(chain))
+
+
+def _parts(chain: ComposedChain) -> list[tuple[AgentId, int]]:
+    return [(AgentId(hop.server), hop.blocks) for hop in chain.hops]
 
 
 def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
@@ -152,7 +165,8 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
             [each.deployed for each in cluster.loads],
             cluster.taken_bytes,
         )
-        task = _task(load, cluster, memories)
+        costs = _costs(load, cluster)
+        task = _timed(_sized(load, memories), costs)
         before = present.get(load.deployed.key)
         own = load.deployed.cache_oversubscription
         whole = {name for name, room in memories.items() if serves_whole(room.agent.runtime)}
@@ -161,11 +175,11 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
             task.among([each for each in task.servers if each.name not in whole]),
             _previous(load, before, memories.keys() - whole),
             load.deployed.partitions or cluster.partitions,
+            costs,
             oversubscription=cluster.oversubscription if own is None else own,
             memories=memories,
             left_out=left_out(load.deployed, cluster.agents),
-            links=cluster.links,
-            tune=_tuning(load, cluster, task),
+            tune=_tuning(load, cluster),
         )
         if whole:
             of_engines = replace(
@@ -207,7 +221,17 @@ def jobs_by_role(job: ChainJob, cluster: ChainCluster) -> tuple[ChainJob, ...]:
         task = _retimed(whole.among(servers), load, cluster)
         mine = of_role(before, role)
         previous = composition_of(mine, load.rate_per_s) if mine is not None else None
-        made.append(replace(job, load=load, task=task, previous=previous, role=role, tune="lower"))
+        made.append(
+            replace(
+                job,
+                load=load,
+                task=task,
+                previous=previous,
+                costs=_costs(load, cluster),
+                role=role,
+                tune="lower",
+            )
+        )
     return tuple(made)
 
 
@@ -351,28 +375,28 @@ def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
 
     Of several chains it is the one whose sessions take the largest share of their time there.
     """
-    passed = [
-        (way_s / sum(times), way_s, sum(times), one.server, other.server)
-        for chain in composition.chains
-        for times in (hop_times_s(job.task, chain),)
-        for way_s, (one, other) in zip(times[1:], pairwise(chain.hops), strict=False)
-    ]
+    passed = []
+    for chain in composition.chains:
+        whole_s = job.costs.session_s(_parts(chain))
+        ways = job.costs.ring_ways_s([agent for agent, _ in _parts(chain)])
+        passed += [
+            ((way_s + ways.get((other, one), 0.0)) / whole_s, whole_s, one, other)
+            for (one, other), way_s in ways.items()
+        ]
     if not passed:
         return []
-    share, way_s, whole_s, source, target = max(passed)
-    known = job.links.figures
-    sites = tuple(job.memories[name].agent.server for name in (source, target))
-    figures = known.get((sites[0], sites[1])) or known.get((sites[1], sites[0]))
+    share, whole_s, source, target = max(passed, key=lambda each: each[0])
+    figures = job.costs.figures(source, target)
     how = "nobody has measured it"
-    if figures is not None and sites[0] != sites[1]:
+    if figures is not None:
         how = (
             f"measured: a round trip of {figures.round_trip_ns / _NS_PER_MS:.3g} ms,"
             f" {figures.bytes_per_second / _BYTES_PER_MB:,.1f} MB/s"
         )
     return [
         f"{job.load.deployed.key}: the link that binds is the one from {source} to {target}:"
-        f" a session takes {way_s:.3g} s of its {whole_s:.3g} s ({100 * share:.0f} %) by it, there"
-        f" and back ({how})."
+        f" a session takes {share * whole_s:.3g} s of its {whole_s:.3g} s ({100 * share:.0f} %) by"
+        f" it, in both directions ({how})."
     ]
 
 
@@ -392,7 +416,8 @@ def taken_by(
     return {agent: sum(sizes.values()) for agent, sizes in taken.items()}
 
 
-def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMemory]) -> ChainTask:
+def _sized(load: ChainLoad, memories: Mapping[str, AgentMemory]) -> ChainTask:
+    """Returns the task of a load without the times of its servers."""
     deployed, decoder = load.deployed, _decoder(load.deployed)
     servers = []
     for name, room in memories.items():
@@ -401,26 +426,25 @@ def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMe
         most = Fraction(decoder.blocks * (block + deployed.max_batch * slot))
         memory = most if room.memory is None else max(Fraction(0), min(most, room.memory))
         servers.append(Server(name, memory, 0.0, 1.0, Fraction(block), Fraction(slot)))
-    task = ChainTask(
+    return ChainTask(
         servers=tuple(servers),
         blocks=decoder.blocks,
         block_memory=Fraction(decoder.block_bytes),
         cache_memory=Fraction(decoder.slot_bytes(deployed.session_tokens)),
         rate_per_s=load.rate_per_s,
     )
-    return _timed(task, _costs(load, cluster))
 
 
-def _tuning(load: ChainLoad, cluster: ChainCluster, task: ChainTask) -> Tuning:
+def _tuning(load: ChainLoad, cluster: ChainCluster) -> Tuning:
     """Returns the replay of a load's log, or the lower bound if there is too little to replay."""
     log, shape = load.log, load.shape
     if log is None or len(log) < LEAST_SESSIONS or shape.output_tokens <= 1.0:
         return "lower"
-    prompts = _retimed(task, replace(load, shape=replace(shape, output_tokens=1.0)), cluster)
+    prompts = replace(load, shape=replace(shape, output_tokens=1.0))
     return LogReplay(
         log.at_rate(load.rate_per_s),
-        prompts,
-        task,
+        SessionTimes(_costs(prompts, cluster)),
+        SessionTimes(_costs(load, cluster)),
         shape.prompt_tokens,
         shape.output_tokens,
         load.deployed.max_batch,

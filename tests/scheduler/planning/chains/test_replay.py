@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import dataclass
 
 import pytest
 
-from catenary_scheduler.planning.chains import ChainTask, Server, best_composition, recompose
-from catenary_scheduler.planning.chains.replay import LogReplay, SessionLog, replayed, session_s
+from catenary_scheduler.planning.chains import (
+    ChainTask,
+    ComposedChain,
+    Server,
+    best_composition,
+    recompose,
+)
+from catenary_scheduler.planning.chains.replay import LogReplay, SessionLog, replayed
 
 SECOND = 10**9
 
@@ -42,18 +49,30 @@ def test_a_log_is_stretched_to_the_rate_that_is_planned_for() -> None:
     assert SessionLog((7, 7), (1, 1), (1, 1)).at_rate(9.0).arrived_ns == (7, 7)
 
 
-def tasks(rate_per_s: float) -> tuple[ChainTask, ChainTask]:
-    """Two kinds of servers; a session of 100 and 20 tokens takes 1 s of a block, 0.2 s for its
-    prompt."""
+@dataclass(frozen=True)
+class Times:
+    """Times of a session over two kinds of servers."""
 
-    def task(travel_s: float, block_s: float) -> ChainTask:
-        servers = tuple(
-            Server(f"s{n}", 40 if n < 4 else 20, travel_s, block_s * (1 if n < 4 else 1.6))
-            for n in range(12)
-        )
-        return ChainTask(servers, 70, 1.32, 0.11, rate_per_s)
+    travel_s: float
+    block_s: float
 
-    return task(0.1, 0.02), task(1.0, 0.1)
+    def server_s(self, name: str) -> float:
+        return self.block_s * (1.0 if int(name[1:]) < 4 else 1.6)
+
+    def __call__(self, chain: ComposedChain) -> float:
+        return sum(self.travel_s + self.server_s(hop.server) * hop.blocks for hop in chain.hops)
+
+
+PROMPT, WHOLE = Times(0.1, 0.02), Times(1.0, 0.1)
+"""A session of 100 and 20 tokens takes 0.1 s of a block, a fifth of that for its prompt."""
+
+
+def task(rate_per_s: float) -> ChainTask:
+    servers = tuple(
+        Server(name, 40 if n < 4 else 20, WHOLE.travel_s, WHOLE.server_s(name))
+        for n, name in enumerate(f"s{number}" for number in range(12))
+    )
+    return ChainTask(servers, 70, 1.32, 0.11, rate_per_s)
 
 
 def bursts(count: int, each: int, pause_s: float, seed: int = 1) -> SessionLog:
@@ -68,14 +87,13 @@ def bursts(count: int, each: int, pause_s: float, seed: int = 1) -> SessionLog:
 
 
 def replay_of(log: SessionLog, rate_per_s: float, most_sessions: int = 10**6) -> LogReplay:
-    prompts, whole = tasks(rate_per_s)
-    return LogReplay(log.at_rate(rate_per_s), prompts, whole, 100.0, 20.0, most_sessions)
+    return LogReplay(log.at_rate(rate_per_s), PROMPT, WHOLE, 100.0, 20.0, most_sessions)
 
 
 def test_bursts_get_more_caches_than_their_mean_rate_asks_for() -> None:
     log = bursts(600, 60, 1200.0)
     rate = 0.05
-    replay, (_, whole) = replay_of(log, rate), tasks(rate)
+    replay, whole = replay_of(log, rate), task(rate)
     by_bound, by_replay = best_composition(whole), best_composition(whole, replay)
     assert by_replay.capacity > by_bound.capacity
     assert replay(by_replay) < 0.95 * replay(by_bound)
@@ -86,7 +104,7 @@ def test_bursts_get_more_caches_than_their_mean_rate_asks_for() -> None:
 
 def test_chains_in_force_are_recomposed_by_the_same_measure() -> None:
     rate = 0.05
-    replay, (_, whole) = replay_of(bursts(600, 60, 1200.0), rate), tasks(rate)
+    replay, whole = replay_of(bursts(600, 60, 1200.0), rate), task(rate)
     present = best_composition(whole)
     found = recompose(whole, present, replay)
     assert replay(found) <= 1.05 * replay(best_composition(whole, replay))
@@ -94,24 +112,24 @@ def test_chains_in_force_are_recomposed_by_the_same_measure() -> None:
 
 
 def test_a_mean_session_alone_takes_the_time_of_its_chain() -> None:
-    _, whole = tasks(0.05)
+    whole = task(0.05)
     composition = best_composition(whole)
     log = SessionLog((0,), (100,), (20,))
-    alone = LogReplay(log, *tasks(0.05), 100.0, 20.0, 1)
-    fastest = min(session_s(whole, chain) for chain in composition.chains)
+    alone = LogReplay(log, PROMPT, WHOLE, 100.0, 20.0, 1)
+    fastest = min(WHOLE(chain) for chain in composition.chains)
     assert alone(composition) == pytest.approx(fastest)
     assert fastest == pytest.approx(min(chain.service_s for chain in composition.chains))
 
 
 def test_a_chain_takes_no_more_sessions_than_a_batch() -> None:
     log, rate = bursts(120, 60, 1200.0), 0.05
-    _, whole = tasks(rate)
+    whole = task(rate)
     composition = best_composition(whole, replay_of(log, rate))
     assert replay_of(log, rate, most_sessions=1)(composition) > replay_of(log, rate)(composition)
 
 
 def test_a_replay_goes_to_a_process_of_its_own() -> None:
-    _, whole = tasks(0.05)
+    whole = task(0.05)
     replay = replay_of(bursts(240, 60, 1200.0), 0.05)
     there = pickle.loads(pickle.dumps(replay))
     composition = best_composition(whole)
