@@ -19,6 +19,8 @@ from catenary_simulator.chains.result import together
 
 _LOGARITHMIC = 20.0
 """Bars whose heights differ by more than this factor stand on a logarithmic axis."""
+_MOST_DETAILED = 48
+"""Number of runs of which a table tells quantiles; of more it would be too long to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def report(scenario: Serve, results: Results) -> Findings:
         _gains(scenario, by_row, "true", ""),
         _gains(scenario, by_row, "expected", " against rivals that route by expected ends"),
     ]
-    if len(by_row) * len(scenario.systems) <= 36:
+    if len(by_row) * len(scenario.systems) <= _MOST_DETAILED:
         tables.append(_details(facts))
     runs = len(next(iter(rows(scenario))).case.settings)
     per_run = "; ".join(
