@@ -19,7 +19,7 @@ from catenary_simulator.chains.result import together
 
 _LOGARITHMIC = 20.0
 """Bars whose heights differ by more than this factor stand on a logarithmic axis."""
-_MOST_DETAILED = 48
+_MOST_DETAILED = 45
 """Number of runs of which a table tells quantiles; of more it would be too long to read."""
 
 
