@@ -173,8 +173,9 @@ class SystemJob:
         if system.replay_first is not None:
             other = replace(self.requests, first=system.replay_first)
             workload = other.workload(cluster.model)
-        policy = JFFC if system.policy == JFFC else seeded(system.policy, 0)
-        return best_composition(task, ReplayEvaluator(cluster, workload, policy))
+        if system.policy == JFFC:
+            return best_composition(task, ReplayEvaluator(cluster, workload, JFFC))
+        return best_composition(task, ReplayEvaluator(cluster, workload, seeded(system.policy, 0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,7 +375,7 @@ def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
 
     Of several chains it is the one whose sessions take the largest share of their time there.
     """
-    passed = []
+    passed: list[tuple[float, float, AgentId, AgentId]] = []
     for chain in composition.chains:
         whole_s = job.costs.session_s(_parts(chain))
         ways = job.costs.ring_ways_s([agent for agent, _ in _parts(chain)])

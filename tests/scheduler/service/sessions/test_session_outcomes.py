@@ -22,8 +22,12 @@ def request(number: int) -> RequestId:
 
 def test_only_what_was_answered_is_told_with_its_arrival_and_lengths() -> None:
     told: list[tuple[ModelKey, int, int, int]] = []
+
+    def answered(model: ModelKey, arrived_ns: int, prompt_tokens: int, tokens: int) -> None:
+        told.append((model, arrived_ns, prompt_tokens, tokens))
+
     scaling = ModelScaling(LLM, ScalingPolicy())
-    outcomes = SessionOutcomes(lambda _: scaling, lambda _: None, lambda *facts: told.append(facts))
+    outcomes = SessionOutcomes(lambda _: scaling, lambda _: None, answered)
     for number, arrived in ((1, 2 * S), (2, None), (3, None)):
         asked = SessionRequested(request(number), LLM, 40 + number, 99, 1 << 60, arrived_ns=arrived)
         outcomes.on_event(asked, 3 * S)
