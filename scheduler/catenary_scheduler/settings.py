@@ -280,6 +280,11 @@ class SchedulerSettings(ProcessSettings):
     replan_every_s: float = Field(
         default=0.0, ge=0.0, description="Plan anew on a schedule, this far apart; 0: never."
     )
+    link_look_s: float = Field(
+        default=60.0,
+        ge=1.0,
+        description="The round trip of every link that chains pass is looked at this far apart.",
+    )
     load_window_s: float = Field(
         default=30.0, gt=0.0, description="The load is what arrived about this long ago or less."
     )
