@@ -101,14 +101,13 @@ class PlanActivator:
         if self.active is None:
             return False
         planned = {model.model: len(model.pipelines) for model in self.active.plan.models}
-        placed = self.active.placement
-        if not any(
-            planned.get(model.model, 0) < len(model.pipelines)
-            for model in placed.models
-            if any(pipeline.is_shared for pipeline in model.pipelines)
-        ):
-            return False
-        made = self._completed(placed, PlanId(""), {})
+        waiting = tuple(
+            model
+            for model in self.active.placement.models
+            if planned.get(model.model, 0) < len(model.pipelines)
+            and any(pipeline.is_shared for pipeline in model.pipelines)
+        )
+        made = self._completed(Placement(waiting), PlanId(""), {}) if waiting else ()
         return any(len(model.pipelines) > planned.get(model.model, 0) for model in made)
 
     def _completed(

@@ -96,6 +96,15 @@ def stages_of(
                 yield model, pipeline, stage
 
 
+def pooled_parts(placement: Placement) -> set[tuple[AgentId, PartitionKey]]:
+    """Returns which agents host which partitions for pipelines, each once."""
+    return {
+        (agent, partition_of(model, stage))
+        for model, _, stage in stages_of(placement)
+        for agent in stage.agents
+    }
+
+
 def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
     return PartitionKey(model.model, stage.first_block, stage.last_block)
 

@@ -18,6 +18,7 @@ from catenary_scheduler.planning.pooled.shared_routes import (
     HostPool,
     shared_routes,
 )
+from catenary_scheduler.planning.requirements import pooled_parts
 from catenary_services.domain.ids import AgentId, ModelKey
 
 Groups = Mapping[AgentId, str]
@@ -41,17 +42,11 @@ class _AgentRoom:
         }
         self._hosts = hosts
         models = {model.name: model for model in problem.models}
-        parts = {
-            (agent, placed.model, stage.first_block, stage.last_block)
-            for placed in placement.models
-            for pipeline in placed.pipelines
-            for stage in pipeline.stages
-            for agent in stage.agents
-        }
-        for agent, key, first, last in parts:
-            model = models.get(str(key))
+        for agent, part in pooled_parts(placement):
+            model = models.get(str(part.model))
             if model is not None:
-                self._left[agent] -= sum(model.block_weight_bytes[first:last])
+                weights = model.block_weight_bytes[part.first_block : part.last_block]
+                self._left[agent] -= sum(weights)
 
     def take(self, host: int, sizes: Sequence[int]) -> bool:
         wanted: dict[AgentId, int] = {}
@@ -111,11 +106,7 @@ def with_shared_pipelines(
                 each,
                 pipelines=(
                     *each.pipelines,
-                    *(
-                        _route(route, placed[route.host])
-                        for route in chosen
-                        if route.guest == number
-                    ),
+                    *(_route(route, placed[route.host]) for route in chosen.get(number, ())),
                 ),
             )
             for number, each in enumerate(placement.models)

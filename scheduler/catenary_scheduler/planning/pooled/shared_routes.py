@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 from itertools import combinations, pairwise
+from math import comb
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +41,9 @@ from catenary_scheduler.planning.pooled.timing import (
 MOST_ROUTES = 8
 """The most shared routes of a model, and the most guests of a pipeline. Every route costs a probe
 where all routes before it were full."""
+
+MOST_CUTS = 10_000
+"""The most ways to cut a model that are tried for one host, each of which takes some 30 us."""
 
 
 class HostPool(NamedTuple):
@@ -126,8 +130,7 @@ def with_shared_routes(problem: PoolingProblem, plan: PooledPlan) -> PooledPlan:
                 served,
                 shared=tuple(
                     SharedRoute(*places[route.host], route.pipeline)
-                    for route in chosen
-                    if route.guest == number
+                    for route in chosen.get(number, ())
                 ),
             )
             for number, served in enumerate(plan.models)
@@ -137,9 +140,8 @@ def with_shared_routes(problem: PoolingProblem, plan: PooledPlan) -> PooledPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRoute:
-    """A route of a guest, by numbers of models and pipelines."""
+    """A route of a guest through a pipeline, which is named by its number."""
 
-    guest: int
     host: int
     pipeline: PooledPipeline
 
@@ -149,8 +151,11 @@ def shared_routes(
     hosts: Sequence[HostPipeline],
     classes: Mapping[str, GpuClass],
     room: Room,
-) -> list[ChosenRoute]:
-    """Returns routes of guests through the pipelines of others; hosts are numbered by `room`."""
+) -> dict[int, list[ChosenRoute]]:
+    """Returns the routes of every guest through pipelines of others, the largest first.
+
+    Hosts are numbered by `room`.
+    """
     open_to: dict[int, list[ChosenRoute]] = {}
     of_number = {guest.number: guest for guest in guests}
     for guest in guests:
@@ -163,26 +168,24 @@ def shared_routes(
                 fitted[host.pools] = fit(guest.model, host.pools, classes)
             pipeline = fitted[host.pools]
             if pipeline is not None:
-                found.append(ChosenRoute(guest.number, number, pipeline))
+                found.append(ChosenRoute(number, pipeline))
         found.sort(key=lambda route: route.pipeline.throughput_rps)
         open_to[guest.number] = found
-    routes = dict.fromkeys(of_number, 0)
     visitors = [0] * len(hosts)
-    chosen: list[ChosenRoute] = []
+    chosen: dict[int, list[ChosenRoute]] = {number: [] for number in of_number}
     turns = [(0.0, number) for number in open_to]
     heapify(turns)
     while turns:
         taken, number = turns[0]
-        if not open_to[number] or routes[number] >= MOST_ROUTES:
+        if not open_to[number] or len(chosen[number]) >= MOST_ROUTES:
             heappop(turns)
             continue
         route = open_to[number].pop()
         sizes = weights_of(of_number[number].model, route.pipeline.partitions)
         if visitors[route.host] >= MOST_ROUTES or not room.take(route.host, sizes):
             continue
-        chosen.append(route)
+        chosen[number].append(route)
         visitors[route.host] += 1
-        routes[number] += 1
         own = max(of_number[number].throughput_rps, 1e-9)
         heapreplace(turns, (taken + route.pipeline.throughput_rps / own, number))
     return chosen
@@ -197,11 +200,12 @@ def weights_of(model: PooledModel, partitions: Sequence[PooledPartition]) -> lis
 def fit(
     model: PooledModel, pools: Sequence[HostPool], classes: Mapping[str, GpuClass]
 ) -> PooledPipeline | None:
-    """Returns the blocks of a model on each of some pools that serve most; None: none are in time.
+    """Returns the blocks of a model on each of some pools that serve most.
 
-    The batch size is the one that serves most within the whole SLO.
+    The batch size is the one that serves most within the whole SLO. None if no cut is in time, or
+    there are too many to try.
     """
-    if not 0 < len(pools) <= model.blocks:
+    if not 0 < len(pools) <= model.blocks or comb(model.blocks - 1, len(pools) - 1) > MOST_CUTS:
         return None
     ends: list[npt.NDArray[np.float64]] = []
     for pool in pools:

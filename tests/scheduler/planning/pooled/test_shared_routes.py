@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations, pairwise
+from math import comb
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from catenary_scheduler.planning.pooled.problem import (
     PoolingProblem,
 )
 from catenary_scheduler.planning.pooled.shared_routes import (
+    MOST_CUTS,
     MOST_ROUTES,
     HostPool,
     fit,
@@ -77,6 +80,20 @@ def test_a_fit_serves_as_much_as_the_best_of_all_cuts_and_batches(
     if found is not None:
         assert found.latency_us <= guest.slo_us
         assert [part.vgpus for part in found.partitions] == [pool.members for pool in pools]
+
+
+def test_a_model_with_too_many_cuts_is_no_guest() -> None:
+    blocks = 60
+    guest = replace(
+        model("m", slo_ms=1e6, block_ms={"fast": 1.0}),
+        blocks=blocks,
+        latency_us={("fast", 1): np.ones((blocks, 4))},
+        cut_bytes=(0,) * (blocks + 1),
+    )
+    pool, classes = HostPool("fast", 1, 1), {"fast": gpu_class("fast", 8)}
+    assert fit(guest, [pool] * 2, classes) is not None
+    assert comb(blocks - 1, 7) > MOST_CUTS
+    assert fit(guest, [pool] * 8, classes) is None
 
 
 def two_models(memory: int | None, weights: int) -> tuple[PoolingProblem, PooledPlan]:

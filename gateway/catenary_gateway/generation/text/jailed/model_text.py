@@ -75,8 +75,10 @@ class ModelText:
         """
         try:
             tokenizer = Tokenizer.from_str(files.tokenizer.decode())
-        except BaseException as error:
-            raise ValueError(f"tokenizer.json: {_told(error)}") from None
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # plain exceptions, and panics, which are not even these
+            raise ValueError(f"tokenizer.json: {error}") from None
         config = _document(files.tokenizer_config, "tokenizer_config.json")
         templates = templates_in(files.template, config)
         return cls(tokenizer, templates, files, _document(files.config, "config.json"))
@@ -259,16 +261,6 @@ def _forms_of(
         tool_parser=files.tool_parser,
         reasoning_parser=files.reasoning_parser,
     )
-
-
-def _told(error: BaseException) -> str:
-    """Returns what `tokenizers` says of a failure; raises the error if it is none of that library.
-
-    Its errors are plain exceptions, and panics of its Rust code, which are not even these.
-    """
-    if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-        raise error
-    return str(error)
 
 
 def _marks_of(forms: ModelForms) -> frozenset[str]:
