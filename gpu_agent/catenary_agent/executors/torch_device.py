@@ -131,7 +131,7 @@ class PartRuns:
         *outputs, finite = outputs
         if bool(finite):
             return outputs
-        _log.warning("half_precision_left", reason="a value is too large for float16")
+        _log.warning("float16_given_up", reason="a value is too large for float16")
         self._part.take(PartForm.CHANNELS_LAST, self._part.weights())
         self._graphs.clear()
         self._recorder = GraphRecorder(self._device)
