@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catenary_agent.control import ControlTimeouts, SchedulerLink
-from catenary_agent.decoders.loading import DecoderOptions, commits_on_use, runtime_of
+from catenary_agent.decoders.loading import DecoderOptions, runtime_of
 from catenary_agent.device_check import check_device
 from catenary_agent.devices.facts import device_facts
 from catenary_agent.engine.engine import BatchEngine, EngineLimits
@@ -304,7 +304,7 @@ class AgentProcess:
             virtual_level=settings.virtual_level,
             device_id=settings.device_id,
             sessions=self.generation.snapshot(),
-            commits_caches_on_use=commits_on_use(self.share.device, settings.decoder),
+            commits_caches_on_use=True,
             decoder_runtime=self._runtime,
             prefill_chunk_tokens=self.generation.chunk_tokens,
             software_version=software_version(),

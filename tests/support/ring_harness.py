@@ -79,7 +79,7 @@ class ToyDecoder:
     exports_caches = True
     takes_drafts = True
     adapters = frozenset()
-    commits_on_use = True
+    caches_on_host = True
 
     def __init__(self, key: PartitionKey, layout: CacheLayout) -> None:
         self.key = key

@@ -84,21 +84,22 @@ def attention_error(
         StepTensors,
         attend,
     )
-    from catenary_agent.decoders.torch.torch_cache import SlotPool, TokenCacheShape
+    from catenary_agent.decoders.torch.torch_cache import CachePool, TokenCacheShape
 
     counts, cached = step
     device = here.torch_device
     dtype = torch.float16 if here.is_cuda else torch.float32
-    pool = SlotPool(
-        len(counts) + 1,
-        max(1100, *cached) + 1 if here.is_cuda else 64,
+    tokens = max(1100, *cached) + 1 if here.is_cuda else 64
+    pool = CachePool(
+        (len(counts) + 1) * tokens,
+        tokens,
         1,
         TokenCacheShape(heads.keys, heads.size, dtype, device),
     )
     random = torch.Generator(device).manual_seed(1)
     pool.keys.normal_(generator=random)
     pool.values.normal_(generator=random)
-    caches = [pool.open(0) for _ in counts][::-1]  # in another order than in memory
+    caches = pool.opened([tokens] * len(counts))[::-1]  # in another order than in memory
     plan = AttentionMetadata(caches, counts, cached)
     query, key, value = (
         torch.empty(1, count, sum(counts), heads.size, dtype=dtype, device=device)

@@ -44,11 +44,10 @@ class CacheLayout:
     cache_tokens: int = 0
     """The most tokens cached in all, counted once per block; 0 if slots are the only limit."""
 
-    def memory_tokens(self, *, commits_on_use: bool) -> int:
-        """Returns for how many tokens, counted once per block, memory is needed."""
-        if self.cache_tokens and commits_on_use:
-            return self.cache_tokens
-        return self.block_slots * self.session_tokens
+    @property
+    def memory_tokens(self) -> int:
+        """The number of tokens, counted once per block, for which memory is needed."""
+        return self.cache_tokens or self.block_slots * self.session_tokens
 
     def check(self, key: PartitionKey) -> None:
         """Raises InvalidInput unless the layout is possible for partition `key`."""
@@ -164,8 +163,8 @@ class DecoderExecutor(Protocol):
     table: DecoderTable
     sizes: AllocatedSizes
     """The sizes of the model in the form in which this executor holds it."""
-    commits_on_use: bool
-    """True if the memory of a cache is allocated as it is written and freed with its session."""
+    caches_on_host: bool
+    """True if caches are in the memory of the host, so that what they leave over is the host's."""
     takes_drafts: bool
     """True if the last inputs of a session in a step may be guessed tokens."""
     exports_caches: bool

@@ -71,7 +71,7 @@ _MULTIPLIER = 2_654_435_761
 class EmulatedDecoder(BookedDecoder):
     """A decoder executor that counts sessions and slots like a real one, and sleeps."""
 
-    commits_on_use = True
+    caches_on_host = True
 
     def __init__(
         self,

@@ -49,18 +49,6 @@ def runtime_of(device: Device, choice: DecoderOptions = DecoderOptions()) -> Dec
     return weights.runtime_of(weights.compute_dtype(weights.torch_device(device)))
 
 
-def commits_on_use(device: Device, library: DecoderLibrary = "auto") -> bool:
-    """Returns True if executors on a device allocate memory for caches as these are written.
-
-    PyTorch's slots are contiguous ranges that are allocated at once and never given back. An engine
-    has all its caches from the beginning, but gives each session blocks as it grows, so that here
-    too their number of tokens is the limit.
-    """
-    if library in ENGINE_OF:
-        return True
-    return device.kind != "cuda" and (device.kind == "emulated" or library != "torch")
-
-
 def load_decoder(  # noqa: PLR0913, PLR0917  (three of them are settings of the agent)
     repository: ModelRepository,
     key: PartitionKey,

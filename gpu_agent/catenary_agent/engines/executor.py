@@ -55,7 +55,7 @@ TellAnswered = Callable[[Sequence[int], CatenaryError | None], None]
 class EngineExecutor(BookedDecoder):
     """Sessions of a model that an engine serves."""
 
-    commits_on_use = True
+    caches_on_host = True
     exports_caches = False
     takes_drafts = False
 
@@ -101,8 +101,8 @@ class EngineExecutor(BookedDecoder):
     @property
     def memory_bytes(self) -> int:
         """The bytes of weights, and of caches that the engine has beyond the present layout."""
-        has = self._largest.memory_tokens(commits_on_use=True)
-        beyond = has - self.layout.memory_tokens(commits_on_use=True)
+        has = self._largest.memory_tokens
+        beyond = has - self.layout.memory_tokens
         weights = self.sizes.weight_bytes(self.key.first_block, self.key.last_block)
         return weights + self.sizes.slot_bytes(max(0, beyond))
 
@@ -223,11 +223,11 @@ class EngineExecutor(BookedDecoder):
         """
         layout.check(self.key)
         largest = self._largest
-        tokens = layout.memory_tokens(commits_on_use=True)
+        tokens = layout.memory_tokens
         if (
             layout.block_slots > largest.block_slots
             or layout.session_tokens > largest.session_tokens
-            or tokens > largest.memory_tokens(commits_on_use=True)
+            or tokens > largest.memory_tokens
         ):
             raise PlanInfeasible(
                 f"the engine of {self.key} was started with less room than is asked for now"

@@ -94,7 +94,7 @@ def load_engine(
         if host.runtime is DecoderRuntime.VLLM:
             _check_stored(reading.folder)
         started = _Starting(host, manifest, table, booking, reading)
-        cache_bytes = sizes.slot_bytes(layout.memory_tokens(commits_on_use=True))
+        cache_bytes = sizes.slot_bytes(layout.memory_tokens)
         command = started.command(cache_bytes)
         child = EngineChild(host.python, command, host.sockets)
         client = _client_of(child, started)

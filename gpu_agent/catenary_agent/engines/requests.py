@@ -90,7 +90,7 @@ class EngineBooking:
     def of(cls, layout: CacheLayout, blocks: int) -> EngineBooking:
         """Returns what a layout books of a model with so many blocks."""
         sessions = layout.block_slots // blocks
-        tokens = layout.memory_tokens(commits_on_use=True) // blocks
+        tokens = layout.memory_tokens // blocks
         return cls(sessions, layout.session_tokens, tokens)
 
     @property

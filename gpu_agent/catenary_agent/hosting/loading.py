@@ -309,7 +309,7 @@ class PartitionLoader:
     def _read_decoder(
         self, key: PartitionKey, layout: CacheLayout, order: scheduler_pb2.LoadPartition
     ) -> tuple[DecoderExecutor, str]:
-        from catenary_agent.decoders.loading import commits_on_use, load_decoder, runtime_of
+        from catenary_agent.decoders.loading import load_decoder, runtime_of
 
         host, model_hash = self._host, order.block_table_hash
         content = self._content_of(key.model, order)
@@ -320,12 +320,10 @@ class PartitionLoader:
                 f"{table.model_hash[:12]}, the plan is for {model_hash[:12]}"
             )
         choice = host.decoders
-        on_use = commits_on_use(host.device, choice.library)
         runtime = runtime_of(host.device, choice) or ""
         held = table.held_by(runtime, host.repository.manifest(key.model).precision)
-        tokens = layout.memory_tokens(commits_on_use=on_use)
         # Only the caches are known before anything is read; `DecoderLoader` checks the whole later.
-        self._check_fits(key, held.slot_bytes(tokens))
+        self._check_fits(key, held.slot_bytes(layout.memory_tokens))
         if host.engine is not None:
             return load_engine(host.repository, key, layout, host.engine), content
         executor = load_decoder(

@@ -172,10 +172,10 @@ def test_caches_count_in_whole_blocks_of_sixteen_tokens() -> None:
     assert book.block_tokens(3, 50) == 0
 
 
-def test_memory_is_what_may_be_cached_where_it_is_taken_as_it_is_written() -> None:
+def test_memory_is_what_may_be_cached_and_without_a_limit_what_fills_all_slots() -> None:
     layout = CacheLayout(64, 512, (0,), 4_096)
-    assert layout.memory_tokens(commits_on_use=True) == 4_096
-    assert layout.memory_tokens(commits_on_use=False) == 64 * 512
+    assert layout.memory_tokens == 4_096
+    assert CacheLayout(64, 512, (0,)).memory_tokens == 64 * 512
 
     assert cache_bytes(PartitionBatcher(toy()), layout) == TABLE.slot_bytes(4_096)
     with pytest.raises(InvalidInput, match="cache_tokens"):

@@ -1,4 +1,4 @@
-"""Caches leave a slot pool, and arrive in one, bit by bit as they were, in pieces of any size."""
+"""Caches leave a pool, and arrive in one, bit by bit as they were, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
+from catenary_agent.decoders.torch.torch_cache import CachePool, SessionCache, TokenCacheShape
 from catenary_agent.kv import CacheSpan, to_bfloat16, to_float32
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,18 +21,25 @@ FIRST, LAYERS = 20, 5
 """The first block of the partition, and the number of its blocks."""
 
 
-def pool_of(dtype: Any, heads: int, size: int, tokens: int) -> SlotPool:
+def pool_of(dtype: Any, heads: int, size: int, tokens: int) -> CachePool:
     """Returns a pool of random numbers with three sessions' slots, of which one is free again."""
     shape = TokenCacheShape(heads, size, dtype, torch.device(DEVICE))
-    pool = SlotPool(3 * LAYERS + 1, tokens, LAYERS, shape)
+    pool = CachePool((3 * LAYERS + 1) * tokens, tokens, LAYERS, shape)
     random = torch.Generator(DEVICE).manual_seed(heads + size + tokens)
     pool.keys.normal_(generator=random)
     pool.values.normal_(generator=random)
-    pool.close(pool.open(0))
+    pool.close(pool.opened([tokens])[0])
     return pool
 
 
-def as_stored(pool: SlotPool, cache: SessionCache, span: CacheSpan) -> np.ndarray:
+def placed(pool: CachePool, entry: int) -> SessionCache:
+    """Returns a session that has all rows it may need."""
+    cache = pool.open(entry)
+    pool.grow(cache, pool.tokens)
+    return cache
+
+
+def as_stored(pool: CachePool, cache: SessionCache, span: CacheSpan) -> np.ndarray:
     """Returns the rows of a span as they lie in the pool, looked up one by one."""
     rows = []
     for block in range(span.first_block, span.last_block):
@@ -59,8 +66,8 @@ def test_what_is_read_and_written_in_pieces_is_what_lies_in_the_pool(
     dtype, sizes, entry, most_bytes, data
 ):
     source, target = pool_of(dtype, *sizes), pool_of(dtype, *sizes)
-    theirs, beside = source.open(entry), target.open(0)
-    mine = target.open(entry)
+    theirs, beside = placed(source, entry), placed(target, 0)
+    mine = placed(target, entry)
     first = data.draw(st.integers(FIRST + entry, FIRST + LAYERS - 1))
     start = data.draw(st.integers(0, sizes[2] - 1))
     span = CacheSpan(
@@ -94,7 +101,7 @@ def test_what_is_read_and_written_in_pieces_is_what_lies_in_the_pool(
 @pytest.mark.parametrize("sent", ["FP32", "FP16", "BF16"])
 def test_rows_in_another_format_are_rounded_to_nearest(dtype, sent):
     pool = pool_of(dtype, 2, 6, 11)
-    cache, span = pool.open(1), CacheSpan(FIRST + 2, FIRST + 4, 3, 10)
+    cache, span = placed(pool, 1), CacheSpan(FIRST + 2, FIRST + 4, 3, 10)
     numbers = np.random.default_rng(8).normal(size=(2, 2, 7, 2, 6)).astype(np.float32)
     numbers.flat[:5] = [0.0, -0.0, np.inf, -np.inf, 1e-6]
     rows = {"FP32": numbers, "FP16": numbers.astype(np.float16), "BF16": to_bfloat16(numbers)}
@@ -106,7 +113,7 @@ def test_rows_in_another_format_are_rounded_to_nearest(dtype, sent):
 
 def test_an_array_that_was_read_stays_as_it_is():
     pool = pool_of(torch.float16, 2, 8, 16)
-    cache, span = pool.open(0), CacheSpan(FIRST, FIRST + LAYERS, 0, 16)
+    cache, span = placed(pool, 0), CacheSpan(FIRST, FIRST + LAYERS, 0, 16)
     rows = pool.read(cache, span, FIRST)
     kept = rows.copy()
     pool.write_part(cache, span, FIRST, np.zeros_like(rows))

@@ -190,13 +190,15 @@ def test_arrays_that_do_not_fit_are_refused_and_change_nothing(whole):
 def test_a_pool_in_bfloat16_gives_its_bits_and_takes_either_type():
     import torch
 
-    from catenary_agent.decoders.torch.torch_cache import SlotPool, TokenCacheShape
+    from catenary_agent.decoders.torch.torch_cache import CachePool, TokenCacheShape
 
     shape = TokenCacheShape(2, 8, torch.bfloat16, torch.device("cpu"))
-    source, target = SlotPool(12, 16, 4, shape), SlotPool(9, 20, 4, shape)
+    source, target = CachePool(12 * 16, 16, 4, shape), CachePool(9 * 20, 20, 4, shape)
     source.keys.copy_(torch.randn(source.keys.shape))
     source.values.copy_(torch.randn(source.values.shape))
     theirs, other, mine = source.open(0), target.open(0), target.open(1)
+    for pool, cache in ((source, theirs), (target, other), (target, mine)):
+        pool.grow(cache, 9)
     span = CacheSpan(11, 13, 2, 9)  # of blocks [10, 14)
     bits = source.read(theirs, span, 10)
     assert (bits.dtype, bits.shape) == (np.uint16, (2, 2, 7, 2, 8))

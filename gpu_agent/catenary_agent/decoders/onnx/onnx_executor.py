@@ -57,7 +57,7 @@ class PreparedLayout:
 class OnnxDecoder(BookedDecoder):
     """Runs blocks `[first, last)` of a model on the CPU; see `DecoderExecutor`."""
 
-    commits_on_use = True
+    caches_on_host = True
 
     def __init__(
         self,

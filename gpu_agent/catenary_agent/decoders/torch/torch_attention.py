@@ -1,4 +1,4 @@
-"""Attention of one step over the slot pool, as the attention function of `transformers` layers.
+"""Attention of one step over a pool of caches, as the function of `transformers` layers.
 
 The layers come from `transformers` unchanged. Their attention modules call `attend`, which stores
 the new keys and values and attends to what each session has cached. There are five ways to compute
@@ -8,12 +8,12 @@ it, all of them without repeating keys for grouped queries:
   straight out of the pool: `cum_seq_k` is where each session's extent begins and `seqused_k` how
   long it is. CUDA only. Captured steps with prompts make two calls: single queries have a path of
   their own there, where those of a chunk are tiles of up to 128 rows.
-* `SPLIT`: decode rows by a Triton kernel that reads slots in place, and divides long sessions among
+* `SPLIT`: decode rows by a Triton kernel that reads rows in place, and divides long sessions among
   its programs (`split_attention`); prompts one by one. For CUDA devices without FlashAttention.
 * `FLASH_AND_SPLIT`: decode rows by that kernel, and prompts by FlashAttention.
-* `PADDED`: decode rows in one call on gathered, padded slots with a mask; prompts one by one.
+* `PADDED`: decode rows in one call on gathered, padded rows with a mask; prompts one by one.
   For CUDA devices on which none of the former is to be had.
-* `EACH`: one call per session on a view of its slot: no copy, no padding, and what a session gets
+* `EACH`: one call per session on a view of its rows: no copy, no padding, and what a session gets
   does not depend on the others. Best on a CPU, where a call costs little.
 
 Where scores are capped, or a head has a sink, no kernel knows the formula: it is computed step by
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from catenary_agent.decoders.model_files.sizes import GATHERED_BYTES
-from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool
+from catenary_agent.decoders.torch.torch_cache import CachePool, SessionCache
 from catenary_agent.decoders.torch.torch_formula import (
     ScoreFormula,
     by_formula,
@@ -77,7 +77,7 @@ class AttentionMetadata:
         """Lays out a step.
 
         Args:
-            caches: The slots of each session, by ascending first layer.
+            caches: The rows of each session, by ascending first layer.
             counts: Number of new tokens of each session.
             cached: Number of cached tokens of each session.
         """
@@ -90,7 +90,7 @@ class AttentionMetadata:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """First pool row of each session's slot: [layers, sessions]."""
+        """First pool row of each session: [layers, sessions]."""
         starts: NDArray[np.int64] = np.stack([cache.starts for cache in self.caches], axis=1)
         return starts
 
@@ -122,7 +122,7 @@ class StepTensors:
 
     plan: AttentionMetadata | None
     """The layout on the host; None under a CUDA graph, where no kernel may read it."""
-    pool: SlotPool
+    pool: CachePool
     kernel: AttentionKernel
     writes: torch.Tensor
     """Pool row of each new token: int64 [layers, rows]."""
@@ -146,7 +146,7 @@ class StepTensors:
     masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(plan: AttentionMetadata, pool: SlotPool, kernel: AttentionKernel) -> StepTensors:
+    def of(plan: AttentionMetadata, pool: CachePool, kernel: AttentionKernel) -> StepTensors:
         """Copies a layout to the pool's device."""
         device = pool.shape.device
         empty = torch.empty(0, dtype=torch.int32)
@@ -308,16 +308,16 @@ def _padded(
     step, pool = call.step, call.step.pool
     assert step.plan is not None
     used = torch.tensor([step.plan.used[i] for i in sessions], device=query.device)
-    slots = torch.from_numpy(step.plan.starts[call.layer, sessions] // pool.tokens)
+    starts = torch.from_numpy(step.plan.starts[call.layer, sessions]).to(query.device)
     longest = max(step.plan.used[i] for i in sessions)
     place = torch.arange(longest, device=query.device)
     seen = place < used[:, None]
     if window:
         seen &= place >= used[:, None] - window
+    places = (starts[:, None] + place).clamp_(max=pool.scratch).flatten()
     gathered = []
     for rows in (pool.keys, pool.values):
-        extents = rows[: pool.scratch].view(pool.slots, pool.tokens, *rows.shape[1:])
-        part = extents[:, :longest].index_select(0, slots.to(query.device))
+        part = rows.index_select(0, places).view(len(sessions), longest, *rows.shape[1:])
         # Rows after a session's end may be NaN, and 0 * NaN is not 0.
         part.masked_fill_(~seen[:, :, None, None], 0)
         gathered.append(part.transpose(1, 2))

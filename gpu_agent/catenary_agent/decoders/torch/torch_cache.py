@@ -1,20 +1,21 @@
-"""Key-value caches of the PyTorch executor: one pool of block slots for all blocks of a partition.
+"""Key-value caches of the PyTorch executor: one pool of rows for all blocks of a partition.
 
-A slot is a contiguous range of `tokens` rows and holds the cache of one session in one block. Any
-slot can serve any block, so sessions that enter at different blocks share the pool without loss,
-and the number of block slots is exact.
+A row holds the key and the value of one token in one block. A session has a contiguous range of
+rows in every block it runs through, which grows with it (`extents`), so the pool holds as many
+tokens as it has rows, however long sessions are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from catenary_agent.decoders.cache.extents import Extent, ExtentMove, ExtentTable
 from catenary_agent.decoders.transfers.pinned import host_memory
 from catenary_agent.kv.arrays import CacheArray
 from catenary_agent.kv.span import CacheSpan, pieces
@@ -25,6 +26,8 @@ _PINNED_BYTES = 8 << 20
 such pieces. Agents export as much at a time (`CacheLimits.export_bytes`)."""
 _STAGED_BYTES = 4 << 20
 """The bytes of imported arrays that are copied to a device at a time."""
+_MOVED_BYTES = 64 << 20
+"""The size of the buffer by way of which rows of a session move within the pool."""
 _TYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float16): torch.float16,
@@ -46,68 +49,104 @@ class TokenCacheShape:
 
 @dataclass(slots=True, eq=False)
 class SessionCache:
-    """The slots of one session."""
+    """The rows of one session."""
 
     first_layer: int
     """Layer of the partition, counted from 0, at which the session enters."""
-    slots: NDArray[np.int64]
-    """Slot of each of its layers: [layers - first_layer]."""
-    starts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """First pool row of its slots: [layers]; 0 for layers it does not run through."""
+    extent: Extent
+    starts: NDArray[np.int64]
+    """First pool row of its tokens: [layers]; 0 for layers it does not run through. It is another
+    array after rows have moved."""
 
 
-class SlotPool:
-    """Keys and values of all slots.
+class CachePool:
+    """Keys and values of all sessions.
 
-    Slots are not cleared between sessions: readers never look at rows after a session's length.
+    Rows are not cleared between sessions: readers never look at rows after a session's length.
     """
 
-    def __init__(self, slots: int, tokens: int, layers: int, shape: TokenCacheShape) -> None:
-        """Allocates the pool. Pages of slots that are never used are not committed on a CPU.
+    def __init__(self, rows: int, tokens: int, layers: int, shape: TokenCacheShape) -> None:
+        """Allocates the pool. Pages of rows that are never used are not committed on a CPU.
 
         Args:
-            slots: Number of block slots.
-            tokens: Number of rows of a slot.
+            rows: Number of rows: of tokens, counted once per block.
+            tokens: The most tokens of a session.
             layers: Number of layers of the partition.
             shape: Shape and format of one token in one block.
 
         Raises:
             Overloaded: The device has too little memory.
         """
-        self.slots, self.tokens, self.layers, self.shape = slots, tokens, layers, shape
-        rows = slots * tokens + 1  # padding of CUDA graphs writes to the last row
-        size = (2, rows, shape.heads, shape.head_size)
+        self.rows, self.tokens, self.layers, self.shape = rows, tokens, layers, shape
+        # Padding of CUDA graphs writes to the last row.
+        size = (2, rows + 1, shape.heads, shape.head_size)
         try:
             self._rows = torch.empty(size, dtype=shape.dtype, device=shape.device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             text = str(error).splitlines()[0][:200]
-            raise Overloaded(f"no memory for {slots} block slots of {tokens} tokens: {text}") from (
-                error
-            )
+            raise Overloaded(f"no memory for caches of {rows} tokens: {text}") from error
         self.keys, self.values = self._rows.unbind()
-        self._free = list(range(slots - 1, -1, -1))
+        self.moves = 0
+        """The number of times that rows of some session have got another place."""
+        self._extents = ExtentTable(rows)
+        self._caches: dict[Extent, SessionCache] = {}
         self._staging: torch.Tensor | None = None
         """Host memory on the way to a device; None until something is imported."""
 
     @property
     def spare_bytes(self) -> int:
-        """The bytes of the scratch row, which the pool takes beside its slots."""
+        """The bytes of the scratch row, which the pool takes beside those of sessions."""
         return self.keys[self.scratch].nbytes + self.values[self.scratch].nbytes
 
     @property
     def scratch(self) -> int:
         """Index of a row that is written but never read."""
-        return self.slots * self.tokens
+        return self.rows
 
-    def open(self, first_layer: int) -> SessionCache:
-        """Takes a slot for every layer from `first_layer` on; the caller has counted them."""
-        taken = [self._free.pop() for _ in range(self.layers - first_layer)]
-        cache = SessionCache(first_layer, np.array(taken, np.int64))
-        self._place(cache)
+    def open(self, first_layer: int, most: int | None = None) -> SessionCache:
+        """Returns the cache of a new session, which has no rows yet.
+
+        Args:
+            first_layer: The layer at which it enters.
+            most: The most tokens it will have; None: `tokens`.
+        """
+        extent = Extent(self.layers - first_layer, most or self.tokens)
+        cache = SessionCache(first_layer, extent, np.zeros(self.layers, np.int64))
+        self._caches[extent] = cache
         return cache
 
+    def opened(self, tokens: Sequence[int]) -> list[SessionCache]:
+        """Returns sessions of all layers with room for so many tokens each."""
+        caches = [self.open(0) for _ in tokens]
+        for cache, count in zip(caches, tokens, strict=True):
+            self.grow(cache, count)
+        return caches
+
     def close(self, cache: SessionCache) -> None:
-        self._free.extend(reversed(cache.slots.tolist()))
+        """Frees the rows of a session."""
+        del self._caches[cache.extent]
+        self._extents.release(cache.extent)
+
+    def grow(self, cache: SessionCache, tokens: int) -> None:
+        """Gives a session room for so many tokens; those it has keep their values.
+
+        Rows of all sessions may move.
+
+        Raises:
+            Overloaded: All sessions together need more rows than there are.
+        """
+        if tokens <= cache.extent.length:
+            cache.extent.needed = max(cache.extent.needed, tokens)
+            return
+        moves = self._extents.grow(cache.extent, tokens)
+        for move in moves:
+            self._copy(move)
+        for extent in {cache.extent, *(move.extent for move in moves)}:
+            self._place(self._caches[extent])
+
+    def truncate(self, cache: SessionCache, tokens: int) -> None:
+        """Lets others have the rows behind a session's first `tokens`, if they need them."""
+        self._extents.shrink(cache.extent, tokens)
 
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores keys and values `[n, heads, head_size]` at pool rows int64 `[n]`."""
@@ -124,7 +163,7 @@ class SlotPool:
         """Returns a copy of a part of a session's cache on the host.
 
         Args:
-            cache: The session's slots.
+            cache: The session's rows.
             span: The blocks and tokens to copy.
             first_block: The first block of the partition.
             most_bytes: The most bytes that leave the device at a time; None if that is for the
@@ -160,7 +199,7 @@ class SlotPool:
         """Overwrites a part of a session's cache with an array that `read` of any pool returned.
 
         Args:
-            cache: The session's slots.
+            cache: The session's rows, which `grow` has given it.
             span: The blocks and tokens to overwrite.
             first_block: The first block of the partition.
             rows: The array, in any of the formats of `read`.
@@ -173,33 +212,26 @@ class SlotPool:
             staging.numpy().view(rows.dtype).reshape(piece.shape)[:] = piece
             # It waits for the copy, so the staging memory is free again afterwards.
             arrived = staging.to(self.shape.device).view(_TYPES[rows.dtype]).view(piece.shape)
-            target, slots = self._slots_of(cache, part, first_block)
-            target.index_copy_(0, slots, arrived.to(self.shape.dtype))
+            self._part(cache, part, first_block).copy_(arrived)
 
     def _read(self, cache: SessionCache, span: CacheSpan, first_block: int) -> CacheArray:
-        source, slots = self._slots_of(cache, span, first_block)
-        host = gathered = source.index_select(0, slots)
+        host = gathered = self._part(cache, span, first_block).contiguous()
         if gathered.device.type != "cpu":
             host = host_memory(tuple(gathered.shape), gathered.dtype, gathered.device)
             host.copy_(gathered)
+        elif gathered.untyped_storage().data_ptr() == self._rows.untyped_storage().data_ptr():
+            host = gathered.clone()  # it was contiguous in the pool, which is written to again
         bits = host.view(torch.int16) if host.dtype == torch.bfloat16 else host
         made: CacheArray = bits.numpy().view(_HOST_TYPES[host.dtype])
         return made
 
-    def _slots_of(
-        self, cache: SessionCache, span: CacheSpan, first_block: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns a span's tokens in all slots, and the slots of the session in its blocks.
-
-        The first is a view `[slots, 2, tokens, heads, head size]` of the pool, the second int64
-        `[blocks]` on the device.
-        """
-        row = (self.shape.heads, self.shape.head_size)
-        by_slot = self._rows[:, : self.scratch].view(2, self.slots, self.tokens, *row)
+    def _part(self, cache: SessionCache, span: CacheSpan, first_block: int) -> torch.Tensor:
+        """Returns a view of a span's rows: [blocks, 2, tokens, heads, head size]."""
+        extent, row = cache.extent, (self.shape.heads, self.shape.head_size)
+        lines = self._rows[:, extent.first : extent.end].view(2, extent.lines, extent.length, *row)
         first = span.first_block - first_block - cache.first_layer
-        slots = torch.from_numpy(cache.slots[first : first + span.blocks])
-        tokens = by_slot[:, :, span.first_token : span.last_token].transpose(0, 1)
-        return tokens, slots.to(self.shape.device, non_blocking=True)
+        tokens = slice(span.first_token, span.last_token)
+        return lines[:, first : first + span.blocks, tokens].transpose(0, 1)
 
     def _staged(self, nbytes: int) -> torch.Tensor:
         if self._staging is None or len(self._staging) < nbytes:
@@ -208,30 +240,56 @@ class SlotPool:
         return self._staging[:nbytes]
 
     def adopt(
-        self, old: SlotPool, sessions: Mapping[int, SessionCache], cached: Mapping[int, int]
+        self, old: CachePool, sessions: Mapping[int, SessionCache], cached: Mapping[int, int]
     ) -> None:
         """Copies sessions from an older pool into this empty one.
 
         Args:
             old: The pool they are in, with the same layers and shape.
-            sessions: Their slots, changed in place.
-            cached: Number of cached tokens of each; at most what a slot here holds.
+            sessions: Their rows, changed in place.
+            cached: Number of cached tokens of each.
         """
         for session, cache in sessions.items():
-            before = cache.starts
-            moved = self.open(cache.first_layer)
-            count = cached[session]
+            before, count = cache.starts, cached[session]
+            cache.extent = Extent(cache.extent.lines, cache.extent.most)
+            cache.starts = np.zeros(self.layers, np.int64)
+            self._caches[cache.extent] = cache
+            self.grow(cache, count)
             for layer in range(cache.first_layer, self.layers):
                 source = slice(before[layer], before[layer] + count)
-                target = slice(moved.starts[layer], moved.starts[layer] + count)
-                self.keys[target].copy_(old.keys[source])
-                self.values[target].copy_(old.values[source])
-            cache.slots, cache.starts = moved.slots, moved.starts
+                target = slice(cache.starts[layer], cache.starts[layer] + count)
+                self._rows[:, target].copy_(old._rows[:, source])
 
     def _place(self, cache: SessionCache) -> None:
-        starts = np.zeros(self.layers, np.int64)
-        starts[cache.first_layer :] = cache.slots * self.tokens
+        extent, starts = cache.extent, np.zeros(self.layers, np.int64)
+        starts[cache.first_layer :] = extent.first + extent.length * np.arange(extent.lines)
         cache.starts = starts
+        self.moves += 1
+
+    def _copy(self, move: ExtentMove) -> None:
+        """Copies rows that may lie where they are to be.
+
+        Some lines at a time are copied by way of a buffer, in the order in which nothing is
+        overwritten that was not copied.
+        """
+        row_bytes = self._rows[:, 0].nbytes
+        lines = max(1, _MOVED_BYTES // (row_bytes * move.tokens))
+        tokens = max(1, min(move.tokens, _MOVED_BYTES // row_bytes))
+        parts = [
+            (line, min(line + lines, move.extent.lines), token, min(token + tokens, move.tokens))
+            for line in range(0, move.extent.lines, lines)
+            for token in range(0, move.tokens, tokens)
+        ]
+        source = self._lines(move.source, move.source_length, move.extent.lines)
+        target = self._lines(move.target, move.target_length, move.extent.lines)
+        for first, last, begin, end in parts if move.is_down else reversed(parts):
+            held = source[:, first:last, begin:end].clone()
+            target[:, first:last, begin:end].copy_(held)
+
+    def _lines(self, first: int, length: int, lines: int) -> torch.Tensor:
+        """Returns a view of lines: [2, lines, length, heads, head size]."""
+        row = (self.shape.heads, self.shape.head_size)
+        return self._rows[:, first : first + lines * length].view(2, lines, length, *row)
 
 
 def _part_of(rows: CacheArray, whole: CacheSpan, part: CacheSpan) -> CacheArray:

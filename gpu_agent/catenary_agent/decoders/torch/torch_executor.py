@@ -1,4 +1,4 @@
-"""The decoder executor on PyTorch: decoder layers of `transformers` over a slot pool.
+"""The decoder executor on PyTorch: decoder layers of `transformers` over a pool of cache rows.
 
 It is the executor for CUDA devices: float16, one attention call per layer for the mixed batch,
 steps replayed as CUDA graphs. On a CPU it computes in float32 and serves as the reference
@@ -28,7 +28,7 @@ from catenary_agent.decoders.torch.torch_attention import (
     AttentionMetadata,
     StepTensors,
 )
-from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
+from catenary_agent.decoders.torch.torch_cache import CachePool, SessionCache, TokenCacheShape
 from catenary_agent.decoders.torch.torch_graphs import GraphLimits, StepGraphs, StepOutput
 from catenary_agent.decoders.torch.torch_model import BlockModel
 from catenary_agent.decoders.torch.torch_weights import (
@@ -54,8 +54,6 @@ _log = get_logger("catenary_agent.decoders")
 
 class TorchDecoder(BookedDecoder):
     """Runs blocks `[first, last)` of a model of a known family; see `DecoderExecutor`."""
-
-    commits_on_use = False
 
     def __init__(  # noqa: PLR0913, PLR0917  (two of them are settings of the agent)
         self,
@@ -88,6 +86,7 @@ class TorchDecoder(BookedDecoder):
         super().__init__(key, repository.decoder_table(key.model), layout)
         self._check_layout(layout)
         self._device = torch_device(device)
+        self.caches_on_host = self._device.type == "cpu"
         self._layers = key.last_block - key.first_block
         self._caches: dict[int, SessionCache] = {}
         self._chunk_tokens = chunk_tokens
@@ -115,19 +114,24 @@ class TorchDecoder(BookedDecoder):
             self._kernel = self._choose_kernel()
             if self._device.type == "cuda":
                 fuse(blocks, self._shape, self._kernel)
-            self._pool = self._new_pool(layout.block_slots, layout.session_tokens)
+            self._pool = self._new_pool(layout.memory_tokens, layout.session_tokens)
             self.memory_bytes = blocks.memory_bytes + self._pool.spare_bytes
             self._renew_graphs(capture=True)
 
     def open_session(self, session: int, entry_block: int, tokens: int = 0) -> None:
         self._book.open(session, entry_block, tokens)
-        self._caches[session] = self._pool.open(entry_block - self.key.first_block)
+        first_layer, most = entry_block - self.key.first_block, self._book.limits[session]
+        self._caches[session] = self._pool.open(first_layer, most)
 
     def close_session(self, session: int) -> None:
         if self._book.close(session):
             self._pool.close(self._caches.pop(session))
             self._chooser.forget(session)
             self._fit_pool(capture=False)
+
+    def truncate(self, session: int, tokens: int) -> None:
+        super().truncate(session, tokens)
+        self._pool.truncate(self._caches[session], tokens)
 
     def step(self, items: Sequence[StepItem]) -> list[np.ndarray | None]:
         """Runs one iteration; see `DecoderExecutor.step`."""
@@ -142,6 +146,9 @@ class TorchDecoder(BookedDecoder):
         ordered = [items[i] for i in order]
         try:
             with self._on_stream(), torch.inference_mode():
+                for item in ordered:
+                    tokens = item.position + len(item.inputs)
+                    self._pool.grow(self._caches[item.session], tokens)
                 results = self._run(ordered)
         except (RuntimeError, torch.OutOfMemoryError) as error:
             let_go(error)
@@ -162,7 +169,9 @@ class TorchDecoder(BookedDecoder):
     def import_cache(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
         self._book.check_import(session, span, rows)
         with self._on_stream():
-            self._pool.write_part(self._caches[session], span, self.key.first_block, rows)
+            cache = self._caches[session]
+            self._pool.grow(cache, span.last_token)
+            self._pool.write_part(cache, span, self.key.first_block, rows)
         self._book.imported(session, span)
 
     def prepare_layout(self, layout: CacheLayout) -> CacheLayout:
@@ -252,36 +261,51 @@ class TorchDecoder(BookedDecoder):
 
     def _fit_pool(self, *, capture: bool) -> None:
         """Resizes the pool to the layout, or to what longer or more running sessions still need."""
-        layout, book = self._book.layout, self._book
-        slots = max(layout.block_slots, book.used)
-        tokens = max([layout.session_tokens, *book.limits.values()])
-        old = self._pool
-        if (slots, tokens) == (old.slots, old.tokens):
+        rows, tokens, old = self._rows(), self._longest(), self._pool
+        if (rows, tokens) == (old.rows, old.tokens):
             return
         self._graphs = None
+        cached = self._book.cached
         with self._on_stream():
             if self._device.type == "cuda":
                 # Old and new pool may not fit side by side: a third has only the rows in use.
-                longest = max(book.cached.values(), default=1)
-                used = SlotPool(book.used, max(1, longest), self._layers, self._shape)
-                used.adopt(old, self._caches, book.cached)
-                before = (old.slots, old.tokens)
+                used = self._new_pool(
+                    sum(each.extent.room(cached[s]) for s, each in self._caches.items()), tokens
+                )
+                used.adopt(old, self._caches, cached)
+                before = (old.rows, old.tokens)
                 del old, self._pool
                 torch.cuda.empty_cache()
                 try:
-                    self._pool = self._new_pool(slots, tokens)
+                    self._pool = self._new_pool(rows, tokens)
                 except BaseException:
                     self._pool = self._new_pool(*before)
                     raise
                 finally:
-                    self._pool.adopt(used, self._caches, book.cached)
+                    self._pool.adopt(used, self._caches, cached)
             else:
-                self._pool = self._new_pool(slots, tokens)
-                self._pool.adopt(old, self._caches, book.cached)
+                self._pool = self._new_pool(rows, tokens)
+                self._pool.adopt(old, self._caches, cached)
             self._renew_graphs(capture=capture)
 
-    def _new_pool(self, slots: int, tokens: int) -> SlotPool:
-        return SlotPool(slots, tokens, self._layers, self._shape)
+    def _rows(self) -> int:
+        """Returns how many rows layout and running sessions need.
+
+        Where slots are the only limit, each of them can be filled; else running sessions have at
+        least what they have cached.
+        """
+        layout, book = self._book.layout, self._book
+        if not layout.cache_tokens:
+            return max(layout.block_slots, book.used) * self._longest()
+        held = (each.extent.room(book.cached[s]) for s, each in self._caches.items())
+        return max(layout.cache_tokens, sum(held))
+
+    def _longest(self) -> int:
+        """Returns the most tokens of any session."""
+        return max([self._book.layout.session_tokens, *self._book.limits.values()])
+
+    def _new_pool(self, rows: int, tokens: int) -> CachePool:
+        return CachePool(rows, tokens, self._layers, self._shape)
 
     def _renew_graphs(self, *, capture: bool) -> None:
         # Which experts work is known when a step runs, so steps of theirs cannot be captured.

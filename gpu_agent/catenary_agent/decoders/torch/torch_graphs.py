@@ -19,7 +19,7 @@ from catenary_agent.decoders.torch.torch_attention import (
     AttentionKernel,
     AttentionMetadata,
 )
-from catenary_agent.decoders.torch.torch_cache import SlotPool
+from catenary_agent.decoders.torch.torch_cache import CachePool
 from catenary_agent.decoders.torch.torch_model import BlockModel
 from catenary_agent.decoders.torch.torch_static import StaticStep, StepBucket, StepBuffers
 from catenary_agent.devices.cuda_graphs import GraphRecorder
@@ -84,7 +84,7 @@ class StepGraphs:
     def __init__(
         self,
         model: BlockModel,
-        pool: SlotPool,
+        pool: CachePool,
         hidden_size: int,
         limits: GraphLimits,
         kernel: AttentionKernel = AttentionKernel.FLASH,

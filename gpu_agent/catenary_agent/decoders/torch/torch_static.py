@@ -20,7 +20,7 @@ from catenary_agent.decoders.torch.torch_attention import (
     AttentionMetadata,
     StepTensors,
 )
-from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool
+from catenary_agent.decoders.torch.torch_cache import CachePool, SessionCache
 from catenary_agent.decoders.torch.torch_model import BlockModel
 
 
@@ -43,14 +43,14 @@ class StepBuffers:
     """The inputs and the output of steps at fixed addresses.
 
     All integers of a step are one pinned array on the host and one on the device, so that a step
-    begins with one copy. The slots of sessions are the end of it, which is copied only if the
-    sessions have changed.
+    begins with one copy. The places of sessions are the end of it, which is copied only if other
+    sessions come, or their rows have moved.
     """
 
     def __init__(
         self,
         model: BlockModel,
-        pool: SlotPool,
+        pool: CachePool,
         most: StepBucket,
         hidden: int,
         kernel: AttentionKernel = AttentionKernel.FLASH,
@@ -92,9 +92,11 @@ class StepBuffers:
         self._parts: dict[str, NDArray[np.int32]] = {
             name: numbers[slice(*place)] for name, place in self._places.items()
         }
-        self._slots = self._parts["starts"].reshape(layers, self.columns)
+        self._firsts = self._parts["starts"].reshape(layers, self.columns)
         self._known: tuple[list[SessionCache], list[SessionCache]] = [], []
-        """The sessions whose slots are in the buffers: those with one new token, and the others."""
+        """The sessions whose places are set: those with one new token, and the others."""
+        self._moves = pool.moves
+        """The pool's count of moves when the places were set."""
         self._states: torch.Tensor | None = None
         shape = most.rows, hidden
         self.entering = self.part("tokens")
@@ -127,7 +129,7 @@ class StepBuffers:
 
     def clear(self) -> None:
         """Makes all rows padding."""
-        self._slots.fill(self.pool.scratch)
+        self._firsts.fill(self.pool.scratch)
         self._known[0].clear()
         self._known[1].clear()
         for name, number in (("column", self.columns - 1), ("positions", 0), ("singles", 0)):
@@ -172,7 +174,7 @@ class StepBuffers:
             # Padding is a session of its own behind those of the bucket, which are empty.
             _put(parts["chunk_starts"], plan.bounds[singles:], bucket.chunks + 1, rows)
             parts["chunk_starts"][bucket.chunks + 1] = bucket.rows
-        changed = self._set_slots(plan.caches, singles)
+        changed = self._set_starts(plan.caches, singles)
         self._send(self._device, self._host, None if changed else self._changing)
         if self._states is not None:
             self._send(self.entering, self._states, rows)
@@ -191,9 +193,15 @@ class StepBuffers:
     def _send(self, to: torch.Tensor, source: torch.Tensor, first: int | None) -> None:
         to[:first].copy_(source[:first], non_blocking=True)
 
-    def _set_slots(self, caches: list[SessionCache], singles: int) -> bool:
-        """Sets the slots of sessions where these are others than before; returns whether."""
-        changed = False
+    def _set_starts(self, caches: list[SessionCache], singles: int) -> bool:
+        """Sets the places of sessions where these are others than before; returns whether."""
+        changed, moved = False, self.pool.moves != self._moves
+        self._moves = self.pool.moves
+        if moved:
+            self._known[0].clear()
+            self._known[1].clear()
+            self._firsts.fill(self.pool.scratch)
+            changed = True
         firsts = 0, self.most.singles
         for first, group, known in zip(
             firsts, (caches[:singles], caches[singles:]), self._known, strict=True
@@ -201,8 +209,8 @@ class StepBuffers:
             # Nobody looks at a group without sessions, which are the same when they come back.
             if group and group != known:
                 end = first + len(group)
-                self._slots[:, first:end] = np.stack([cache.starts for cache in group], axis=1)
-                self._slots[:, end : first + len(known)] = self.pool.scratch
+                self._firsts[:, first:end] = np.stack([cache.starts for cache in group], axis=1)
+                self._firsts[:, end : first + len(known)] = self.pool.scratch
                 known[:] = group
                 changed = True
         return changed

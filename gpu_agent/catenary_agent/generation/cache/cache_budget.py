@@ -58,7 +58,7 @@ def over_budget(
 def room_for_kept(batcher: PartitionBatcher, coming: Mapping[int, int], leaving: int = 0) -> int:
     """Returns how many block tokens a batcher may keep of sessions that are over.
 
-    That is the memory its sessions leave over, where memory is allocated as it is written.
+    Kept caches are in the memory of the host: there its sessions leave some over, or have none.
 
     Args:
         batcher: The batcher.
@@ -66,12 +66,12 @@ def room_for_kept(batcher: PartitionBatcher, coming: Mapping[int, int], leaving:
         leaving: A session whose memory is about to be free; 0: none.
     """
     executor = batcher.executor
-    if not executor.commits_on_use:
+    if not executor.caches_on_host:
         return batcher.host_block_tokens
     held = executor.cached_block_tokens - executor.block_tokens(leaving)
     for session_id, tokens in coming.items():
         held += executor.block_tokens(session_id, tokens) - executor.block_tokens(session_id)
-    return max(0, executor.layout.memory_tokens(commits_on_use=True) - held)
+    return max(0, executor.layout.memory_tokens - held)
 
 
 def relieve(sessions: SessionTable, batcher: PartitionBatcher, coming: Mapping[int, int]) -> None:

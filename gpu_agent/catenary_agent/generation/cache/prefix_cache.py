@@ -177,7 +177,7 @@ class PrefixCache:
         executor, session_id = session.batcher.executor, session.spec.session_id
         exported = [executor.export_cache(session_id, _span(session, block)) for block in blocks]
         # Memory that a device can reach without a copy is scarce.
-        return exported if executor.commits_on_use else [each.copy() for each in exported]
+        return exported if executor.caches_on_host else [each.copy() for each in exported]
 
     def _digest(self, session: Session, blocks: int) -> None:
         """Computes the digests of a session's first blocks, as far as they are not known."""

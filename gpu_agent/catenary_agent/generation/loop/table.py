@@ -63,9 +63,7 @@ class LoadedDecoder:
 
 def cache_bytes(batcher: PartitionBatcher, layout: CacheLayout) -> int:
     """Returns the most bytes that the caches of a layout may take."""
-    executor = batcher.executor
-    tokens = layout.memory_tokens(commits_on_use=executor.commits_on_use)
-    return executor.sizes.slot_bytes(tokens)
+    return batcher.executor.sizes.slot_bytes(layout.memory_tokens)
 
 
 def step_bytes(batcher: PartitionBatcher, step: LargestStep) -> int:

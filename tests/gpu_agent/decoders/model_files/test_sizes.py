@@ -97,7 +97,7 @@ def test_pytorch_holds_weights_and_caches_of_the_table_to_the_byte(
         assert executor.sizes == sizes
         weights = sizes.weight_bytes(first, last)
         assert executor.memory_bytes == weights
-        caches = sizes.slot_bytes(layout.memory_tokens(commits_on_use=executor.commits_on_use))
+        caches = sizes.slot_bytes(layout.memory_tokens)
         assert storage_bytes(tensors_of(executor)) == weights + caches
         set_layout(executor, CacheLayout(3 * (last - first), 40, (first,)))
         assert storage_bytes(tensors_of(executor)) == weights + sizes.slot_bytes(

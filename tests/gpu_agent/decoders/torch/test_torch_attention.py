@@ -1,4 +1,4 @@
-"""The ways to attend over the slot pool agree, also those that only CUDA devices use."""
+"""The ways to attend over a pool of caches agree, also those that only CUDA devices use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from catenary_agent.decoders.torch.torch_attention import (
     StepTensors,
     attend,
 )
-from catenary_agent.decoders.torch.torch_cache import SlotPool, TokenCacheShape
+from catenary_agent.decoders.torch.torch_cache import CachePool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.ids import PartitionKey
@@ -65,11 +65,13 @@ def test_the_kernels_agree_on_mixed_steps(
     outputs = {}
     for kernel in (AttentionKernel.EACH, AttentionKernel.FLASH, AttentionKernel.PADDED):
         torch.manual_seed(1)
-        pool = SlotPool(12, 32, layers, SHAPE)
+        pool = CachePool(12 * 32, 32, layers, SHAPE)
         pool.keys.fill_(float("nan"))  # nobody may look at rows that were never written
         pool.values.fill_(float("nan"))
         spare = pool.open(1)
         caches = [pool.open(entry) for entry in entries]
+        for cache in (spare, *caches):
+            pool.grow(cache, 32)
         pool.close(spare)
         for cache, old in zip(caches, cached, strict=True):
             for layer in range(cache.first_layer, layers):

@@ -125,7 +125,7 @@ def test_caches_that_do_not_fit_into_memory_are_refused_and_the_old_ones_stay(ll
     executor.open_session(1, 0)
     executor.step([StepItem(1, 0, np.array([5, 6]), "nothing")])
     before = executor.layout
-    with pytest.raises(Overloaded, match="block slots"):
+    with pytest.raises(Overloaded, match="no memory for caches"):
         set_layout(executor, CacheLayout(10**12, TOKENS, (0,)))
     assert executor.layout == before
     assert executor.step([StepItem(1, 2, np.array([7]), "logits")])[0] is not None

@@ -29,7 +29,7 @@ from catenary_agent.decoders.torch.torch_attention import (
     AttentionMetadata,
     LayerCall,
 )
-from catenary_agent.decoders.torch.torch_cache import SlotPool, TokenCacheShape
+from catenary_agent.decoders.torch.torch_cache import CachePool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_executor import TorchDecoder
 from catenary_agent.decoders.torch.torch_graphs import (
     DECODE_ROWS,
@@ -303,9 +303,57 @@ def test_captured_steps_take_no_more_than_the_table_says(
     executor.close()
 
 
+@pytest.mark.parametrize("part", [(0, LAYERS), (1, 3)])
+def test_sessions_whose_rows_move_say_what_they_say_undisturbed(
+    pairs: dict[tuple[int, int], Pair], part: tuple[int, int]
+) -> None:
+    pair, rng = pairs[part], np.random.default_rng(11)
+    layers, key, rows = part[1] - part[0], PartitionKey(pair.plain.key.model, *part), 200
+    # So many slots that tokens are what is short.
+    layout = CacheLayout(64 * layers, TOKENS, (part[0],), rows * layers)
+    tight = TorchDecoder(pair.repository, key, Device("cpu"), layout, 1)
+    roomy = pair.plain
+    graphs, running, next_id = replaying(tight), dict[int, int](), 100
+    with emulated_graphs(), torch.inference_mode():
+        graphs.capture()
+        for _ in range(150):
+            needed = sum(-(-(tokens + 1) // 16) * 16 for tokens in running.values())
+            if needed + 48 <= rows and rng.random() < 0.5:
+                for executor in (tight, roomy):
+                    executor.open_session(next_id, part[0])
+                running[next_id] = 0
+                next_id += 1
+            for session, tokens in list(running.items()):
+                is_over = tokens >= TOKENS - 40 or rng.random() < 0.05
+                grown = sum(-(-(each + 13) // 16) * 16 for each in running.values())
+                if is_over or grown > rows or len(running) == SESSIONS:
+                    for executor in (tight, roomy):
+                        executor.close_session(session)
+                    del running[session]
+            items = [
+                StepItem(s, tokens, _inputs(part, rng, 12 if not tokens else 1), "hidden")
+                for s, tokens in running.items()
+            ]
+            for item in items:
+                running[item.session] += len(item.inputs)
+            for ours, theirs in zip(tight.step(items), roomy.step(items), strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-3)
+        opened = next_id - 100
+        assert tight._pool.moves > opened + 20, "rows have hardly moved"
+        for session in running:
+            roomy.close_session(session)
+    tight.close()
+
+
+def _inputs(part: tuple[int, int], rng: np.random.Generator, tokens: int) -> np.ndarray:
+    if part[0]:
+        return rng.standard_normal((tokens, HIDDEN)).astype(np.float32)
+    return rng.integers(3, 200, tokens)
+
+
 def metadata(counts: list[int], entries: list[int] | None = None) -> AttentionMetadata:
     shape = TokenCacheShape(1, 8, torch.float32, torch.device("cpu"))
-    pool = SlotPool(2 * len(counts), 1, 2, shape)
+    pool = CachePool(4 * len(counts), 2, 2, shape)
     caches = [pool.open(entry) for entry in entries or [0] * len(counts)]
     return AttentionMetadata(caches, counts, [1] * len(counts))
 

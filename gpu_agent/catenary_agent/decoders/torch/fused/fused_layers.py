@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from catenary_agent.decoders.torch.fused.layer_forms import (
@@ -31,7 +30,7 @@ from catenary_agent.decoders.torch.torch_attention import (
     StepTensors,
     attend_stored,
 )
-from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
+from catenary_agent.decoders.torch.torch_cache import CachePool, TokenCacheShape
 from catenary_agent.decoders.torch.torch_weights import DecoderBlocks, ScaledModule
 from catenary_agent.decoders.torch.torch_wide import (
     MatrixOperand,
@@ -220,14 +219,14 @@ def check_fused(
     size = plain.input_layernorm.weight.shape[0]
     random = torch.Generator().manual_seed(plain.self_attn.layer_idx)
     hidden = torch.randn((1, 6, size), generator=random).to(shape.device)
-    caches = [SessionCache(0, np.array([slot]), np.array([16 * slot])) for slot in (2, 0, 1)]
-    plan = AttentionMetadata(caches, (1, 3, 2), (7, 0, 4))
+    first, second, third = CachePool(48, 16, 1, shape).opened([16] * 3)
+    plan = AttentionMetadata([third, first, second], (1, 3, 2), (7, 0, 4))
     results, pools = [], []
     with torch.inference_mode():
         positions = torch.from_numpy(plan.positions).to(shape.device)
         angles = blocks.rotary(hidden, positions[None])
         for layer in (plain, fused):
-            pool = SlotPool(3, 16, 1, shape)
+            pool = CachePool(48, 16, 1, shape)
             pool.keys.fill_(0.125)
             pool.values.fill_(0.125)
             call = LayerCall(StepTensors.of(plan, pool, kernel), 0, 3)

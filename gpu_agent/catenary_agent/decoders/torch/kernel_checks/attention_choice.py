@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from catenary_agent.decoders.torch.torch_attention import (
@@ -14,7 +13,7 @@ from catenary_agent.decoders.torch.torch_attention import (
     StepTensors,
     attend_stored,
 )
-from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
+from catenary_agent.decoders.torch.torch_cache import CachePool, TokenCacheShape
 from catenary_services.log import get_logger
 
 _log = get_logger("catenary_agent.decoders")
@@ -120,14 +119,14 @@ def _times(shape: TokenCacheShape, query_heads: int) -> list[float]:
 
 def random_decoding(
     shape: TokenCacheShape, query_heads: int, used: list[int], tokens: int
-) -> tuple[AttentionMetadata, SlotPool, torch.Tensor]:
+) -> tuple[AttentionMetadata, CachePool, torch.Tensor]:
     """Returns a step of single queries, random caches in which it looks, and the queries."""
     random = torch.Generator(shape.device).manual_seed(0)
-    pool = SlotPool(len(used) + 1, tokens, 1, shape)
+    pool = CachePool((len(used) + 1) * tokens, tokens, 1, shape)
     pool.keys.normal_(generator=random)
     pool.values.normal_(generator=random)
-    slots = [*range(1, len(used), 2), *range(0, len(used), 2)]
-    caches = [SessionCache(0, np.array([slot]), np.array([slot * tokens])) for slot in slots]
+    opened = pool.opened([tokens] * len(used))
+    caches = [*opened[1::2], *opened[::2]]
     size = 1, query_heads, len(used), shape.head_size
     query = torch.empty(size, dtype=shape.dtype, device=shape.device).normal_(generator=random)
     return AttentionMetadata(caches, [1] * len(used), [each - 1 for each in used]), pool, query

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from catenary_agent.decoders.torch.torch_attention import (
@@ -12,7 +11,7 @@ from catenary_agent.decoders.torch.torch_attention import (
     StepTensors,
     attend,
 )
-from catenary_agent.decoders.torch.torch_cache import SessionCache, SlotPool, TokenCacheShape
+from catenary_agent.decoders.torch.torch_cache import CachePool, TokenCacheShape
 
 _TOLERANCE = 0.05
 """The largest difference accepted: bfloat16 has 8 bits, and the compared values are about 1."""
@@ -50,12 +49,11 @@ def difference(shape: TokenCacheShape, query_heads: int, counts: tuple[int, int,
     """
     device, dtype = shape.device, shape.dtype
     random = torch.Generator(device).manual_seed(0)
-    pool = SlotPool(4, 40, 1, shape)
+    pool = CachePool(160, 40, 1, shape)
     pool.keys.normal_(generator=random)
     pool.values.normal_(generator=random)
-    caches = [SessionCache(0, np.array([slot])) for slot in (2, 0, 3)]
-    for cache in caches:
-        cache.starts = cache.slots * pool.tokens
+    first, _, second, third = pool.opened([40] * 4)
+    caches = [second, first, third]
     plan = AttentionMetadata(caches, counts, (33, 4, 0))
     query, key = (
         torch.empty(1, heads, sum(counts), shape.head_size, dtype=dtype, device=device)
