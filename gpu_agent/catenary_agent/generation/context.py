@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,11 @@ class GenerationLimits:
     prefix_host_bytes: int = 0
     """The most bytes of host memory for them, of partitions whose caches have memory of their own
     on a device. Those of others take what the caches of sessions leave over."""
+    prompt_bytes: Mapping[str, int] | None = None
+    """The most bytes of a prompt's rows in one frame, by peer (see `PeerSender`); None if no link
+    bounds them."""
+    narrows_rows: bool = False
+    """Whether hidden states travel to other machines as bfloat16."""
     push_timeout_s: float = 2.0
     max_waiting_bytes: int = 256 << 20
     """The most bytes of frames in one line to a peer (see `PeerSender`)."""

@@ -1,0 +1,113 @@
+"""The pace of frames that may wait, against a link whose rate is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from catenary_agent.generation.frames.link_pace import FRAME_NS, LinkPace
+from catenary_services.transport.acknowledgements import LinkState
+
+SECOND = 1_000_000_000
+MS = 1_000_000
+
+
+@dataclass
+class SlowLink:
+    """A link that carries byte after byte, and whose receiver acknowledges what has come."""
+
+    bytes_per_second: int
+    round_trip_ns: int
+    now_ns: int = 0
+    pushed: int = 0
+    free_ns: int = 0
+    """The moment at which everything pushed so far has entered the line."""
+    acknowledged: int = 0
+    coming: list[tuple[int, int]] = field(default_factory=list)
+    """Acknowledgements: the moment, and the number of bytes until then."""
+    kernel_rate: int = 0
+
+    def push(self, nbytes: int) -> int:
+        """Returns the nanoseconds for which the first of the bytes waits for the line."""
+        start_ns = max(self.now_ns, self.free_ns)
+        for packet in range(0, nbytes, 1_500):
+            size = min(1_500, nbytes - packet)
+            self.pushed += size
+            self.free_ns = max(self.now_ns, self.free_ns) + size * SECOND // self.bytes_per_second
+            self.coming.append((self.free_ns + self.round_trip_ns, self.pushed))
+        return start_ns - self.now_ns
+
+    def wait(self, nanoseconds: int) -> None:
+        self.now_ns += nanoseconds
+        if self.coming and self.coming[0][0] <= self.now_ns:
+            # The kernel counts what was under way by the time it took, and never less than before.
+            flight = self.pushed - self.acknowledged
+            took_ns = self.round_trip_ns + flight * SECOND // self.bytes_per_second
+            self.kernel_rate = max(self.kernel_rate, flight * SECOND // took_ns)
+        while self.coming and self.coming[0][0] <= self.now_ns:
+            self.acknowledged = self.coming.pop(0)[1]
+
+    def transit(self) -> LinkState:
+        outstanding = self.pushed - self.acknowledged
+        return LinkState(self.acknowledged, outstanding, self.round_trip_ns, self.kernel_rate)
+
+
+def run(link: SlowLink, pace: LinkPace, seconds: float) -> list[int]:
+    """Pushes prompts as fast as the pace lets them, and a row every 100 ms; returns its waits."""
+    waits_ns: list[int] = []
+    end_ns, row_ns = link.now_ns + round(seconds * SECOND), link.now_ns
+    while link.now_ns < end_ns:
+        if link.now_ns >= row_ns:
+            waits_ns.append(link.push(1_000))
+            row_ns += 100 * MS
+        wait_ns = pace.wait_ns(link.now_ns, link.transit())
+        if wait_ns:
+            link.wait(min(wait_ns, max(1, row_ns - link.now_ns)))
+        else:
+            link.push(pace.frame_bytes)
+    return waits_ns
+
+
+@pytest.mark.parametrize("megabits", [5, 20, 50, 300])
+@pytest.mark.parametrize("round_trip_ms", [1, 60])
+def test_rows_wait_for_little_more_than_a_frame_and_the_link_is_used(megabits, round_trip_ms):
+    link = SlowLink(megabits * 125_000, round_trip_ms * MS)
+    pace = LinkPace()
+    run(link, pace, 3.0)  # it learns the rate
+    before = link.pushed
+    waits_ns = run(link, pace, 5.0)
+    assert max(waits_ns) <= 1.5 * FRAME_NS
+    assert link.pushed - before >= 0.9 * 5 * link.bytes_per_second
+    assert pace.bytes_per_second == pytest.approx(link.bytes_per_second, rel=0.25)
+
+
+def test_a_link_that_becomes_slower_or_faster_is_noticed_within_a_second_of_prompts():
+    link, pace = SlowLink(2_500_000, 60 * MS), LinkPace()
+    run(link, pace, 3.0)
+    for rate in (500_000, 5_000_000):
+        link.bytes_per_second = rate
+        run(link, pace, 1.5)
+        waits_ns = run(link, pace, 3.0)
+        assert pace.bytes_per_second == pytest.approx(rate, rel=0.3)
+        assert max(waits_ns) <= 1.5 * FRAME_NS
+
+
+def test_the_kernels_rate_counts_where_frames_never_wait():
+    link, pace = SlowLink(1_250_000_000, MS // 10), LinkPace()
+    link.kernel_rate = 1_000_000_000
+    assert pace.wait_ns(0, link.transit()) == 0
+    assert pace.bytes_per_second == 1_000_000_000
+    assert sum(run(link, pace, 0.2)) <= 2 * FRAME_NS
+
+
+def test_pauses_between_prompts_are_not_taken_for_a_slow_link():
+    link, pace = SlowLink(2_500_000, 60 * MS), LinkPace()
+    run(link, pace, 3.0)
+    known = pace.bytes_per_second
+    for _ in range(20):  # a frame, and then nothing for a second
+        assert pace.wait_ns(link.now_ns, link.transit()) == 0 or link.coming
+        link.push(20_000)
+        pace.rest()
+        link.wait(SECOND)
+    assert pace.bytes_per_second == pytest.approx(known, rel=0.05)
