@@ -170,7 +170,7 @@ def test_prompts_leave_decode_rows_their_place_in_every_step() -> None:
 
 def test_a_prompt_for_a_slow_link_is_computed_in_pieces_that_wait_until_the_link_is_free() -> None:
     row_bytes, ring = 4 * HIDDEN, [("a", 0, 2), ("b", 2, BLOCKS)]
-    limits = GenerationLimits(64, prompt_bytes={"b": 10 * row_bytes})
+    limits = GenerationLimits(64, link_bytes={"b": 10 * row_bytes})
     loop = GenerationLoop("a", limits, lambda: 7, validates=True)
     loop.add_batcher(PartitionBatcher(toy(0, 2)))
     for session in (1, 2):

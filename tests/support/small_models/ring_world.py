@@ -68,7 +68,7 @@ class World:
         small = CacheLimits(
             frame_bytes=2 * TABLE.cache_bytes_per_token, window_bytes=150, step_bytes=200
         )
-        limits = GenerationLimits(chunk, 3, caches=small, prompt_bytes={} if are_slow else None)
+        limits = GenerationLimits(chunk, 3, caches=small, link_bytes={} if are_slow else None)
         self.skipped_ns = 0
         self._clock_ns = time.monotonic_ns()
         self.epoch = 1

@@ -147,9 +147,9 @@ class PeerSender:
         self._lost: dict[str, dict[int, None]] = {}
         """The sessions of frames that a broken link may have lost, by peer, until they are
         reported."""
-        self.prompt_bytes: dict[str, int] = {}
-        """The most bytes that the float32 rows of a prompt should have in one frame, by peer; 0:
-        any number. The generation thread reads it."""
+        self.link_bytes: dict[str, int] = {}
+        """The most bytes of a frame that others may overtake, by peer; 0: any number. The
+        generation thread reads it."""
 
     def send(self, peer: str, frame: SessionFrame) -> None:
         """Queues a frame for a peer; errors are reported to `failed`."""
@@ -240,9 +240,8 @@ class PeerSender:
         return wait_ns
 
     def _note_pace(self, peer: str, pace: LinkPace | None) -> None:
-        """Tells the generation thread how long the rows of a prompt may be for a peer."""
-        narrowing = 2 if self.narrows else 1
-        self.prompt_bytes[peer] = 0 if pace is None else pace.frame_bytes * narrowing
+        """Tells the generation thread how large frames for a peer may be."""
+        self.link_bytes[peer] = 0 if pace is None else pace.frame_bytes
 
     def _give_up(self, peer: str, line: _Line, error: CatenaryError) -> None:
         """Fails every session in the line: later frames would arrive with a gap before them."""

@@ -82,9 +82,10 @@ class GenerationEngine:
             self._sent,
         )
         self._peers.narrows = limits.narrows_rows
+        links = self._peers.link_bytes
         self._generation_loop = GenerationLoop(
             agent_id,
-            replace(limits, prompt_bytes=self._peers.prompt_bytes),
+            replace(limits, link_bytes=links, caches=replace(limits.caches, link_bytes=links)),
             time.monotonic_ns,
             self._batcher_closed,
             context.steps,

@@ -33,7 +33,6 @@ steps are short. With fewer, reading its tokens could be slower than generating 
 _FEWEST_LINK_TOKENS = 8
 """The prompt tokens that a step takes however slow the link is: fewer would cost a device as much
 as eight do."""
-_ROW_ITEM_BYTES = 4
 _NO_PROMPTS: Sequence[PromptTurn] = ()
 
 
@@ -42,18 +41,19 @@ class PromptLimits(NamedTuple):
 
     chunk_tokens: int
     """The number that is a good chunk on the device."""
-    prompt_bytes: Mapping[str, int] | None = None
-    """The most bytes of a prompt's rows in one frame by peer, 0 for any number; None if no link
-    bounds them."""
+    link_bytes: Mapping[str, int] | None = None
+    """See `GenerationLimits.link_bytes`."""
+    number_bytes: int = 4
+    """The bytes of one number in the rows on their way."""
 
     def bound(self, session: Session, tokens: int) -> int:
         """Returns how many of so many tokens of a session a step should take."""
-        if self.prompt_bytes is None or session.spec.is_last:
+        if self.link_bytes is None or session.spec.is_last:
             return tokens
-        nbytes = self.prompt_bytes.get(session.spec.next_agent, FIRST_FRAME_BYTES)
+        nbytes = self.link_bytes.get(session.spec.next_agent, FIRST_FRAME_BYTES)
         if not nbytes:
             return tokens
-        row_bytes = _ROW_ITEM_BYTES * session.batcher.executor.table.hidden_size
+        row_bytes = self.number_bytes * session.batcher.executor.table.hidden_size
         return min(tokens, max(_FEWEST_LINK_TOKENS, nbytes // row_bytes))
 
     def turn_of(self, session: Session) -> PromptTurn | None:
@@ -61,9 +61,9 @@ class PromptLimits(NamedTuple):
 
         None if the link there is not known to make any rows wait.
         """
-        if self.prompt_bytes is None:
+        if self.link_bytes is None:
             return None
-        nbytes = self.prompt_bytes.get(session.spec.next_agent, FIRST_FRAME_BYTES)
+        nbytes = self.link_bytes.get(session.spec.next_agent, FIRST_FRAME_BYTES)
         return session.turn if nbytes else None
 
 

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from catenary_services.domain.ids import Nanoseconds
 
 
+_WHOLE, _HALF = 4, 2
+"""Bytes of a number in rows on their way: float32, or bfloat16."""
 _FEW_TOKENS = 4
 """So many rows at once are those of a stream that goes on, even if it has more than one to send."""
 
@@ -77,7 +79,9 @@ class StepRunner:
             clock: Returns monotonic nanoseconds.
             steps: Where the running step is noted, for the watchdog.
         """
-        self._prompts = PromptLimits(limits.chunk_tokens, limits.prompt_bytes)
+        self._prompts = PromptLimits(
+            limits.chunk_tokens, limits.link_bytes, _HALF if limits.narrows_rows else _WHOLE
+        )
         self._sessions = sessions
         self._migrations = migrations
         self._prefixes = prefixes

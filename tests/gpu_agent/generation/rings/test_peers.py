@@ -199,5 +199,5 @@ async def test_a_peer_over_a_network_bounds_prompts_and_one_on_this_machine_does
         await peer.is_open()
         peer.sender.send("peer", Frame(1, Priority.PROMPTS))
         await until(lambda peer=peer: len(peer.link.took) == 2)
-    assert near.sender.prompt_bytes == {"peer": 0}
-    assert far.sender.prompt_bytes == {"peer": 5_000_000 // 25}
+    assert near.sender.link_bytes == {"peer": 0}
+    assert far.sender.link_bytes == {"peer": 5_000_000 // 25}
