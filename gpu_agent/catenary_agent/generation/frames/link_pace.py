@@ -61,6 +61,8 @@ class LinkPace:
         """A moment at which bytes were acknowledged, and the number of them until then."""
         self._acknowledged = -1
         """The number at the last look while frames waited; negative if none did."""
+        self._progress_ns = 0
+        """The moment at which that number was last seen to grow, or at which the wait began."""
 
     @property
     def frame_bytes(self) -> int:
@@ -91,6 +93,10 @@ class LinkPace:
         wait_ns = left * NANOSECONDS_PER_SECOND // self.bytes_per_second
         return min(max(wait_ns, _SHORTEST_WAIT_NS), _LONGEST_WAIT_NS)
 
+    def is_stalled(self, now_ns: Nanoseconds, timeout_ns: Nanoseconds) -> bool:
+        """Returns True if frames have waited for so long and nothing was acknowledged."""
+        return self._acknowledged >= 0 and now_ns - self._progress_ns >= timeout_ns
+
     def rest(self) -> None:
         """Notes that no frame waits for the link any more."""
         self._since, self._acknowledged = None, -1
@@ -98,6 +104,8 @@ class LinkPace:
     def _look(self, now_ns: Nanoseconds, acknowledged: int) -> None:
         """Takes a sample if enough time has passed, from progress to progress."""
         before, self._acknowledged = self._acknowledged, acknowledged
+        if acknowledged != before:
+            self._progress_ns = now_ns
         if before < 0 or acknowledged == before:
             return
         if self._since is None:

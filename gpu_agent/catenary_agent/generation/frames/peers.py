@@ -209,7 +209,7 @@ class PeerSender:
         try:
             while (part := line.next) is not None:
                 if part is not line.parts[Priority.RINGS]:
-                    wait_ns = self._wait_ns(peer)
+                    wait_ns = await self._wait_ns(peer)
                     if wait_ns:
                         await line.pause(wait_ns / NANOSECONDS_PER_SECOND)
                         continue
@@ -229,14 +229,21 @@ class PeerSender:
             if (pace := self._paces.get(peer)) is not None:
                 pace.rest()
 
-    def _wait_ns(self, peer: str) -> Nanoseconds:
-        """Returns for how long a frame that may wait should not be sent to a peer yet."""
+    async def _wait_ns(self, peer: str) -> Nanoseconds:
+        """Returns for how long a frame that may wait should not be sent to a peer yet.
+
+        Raises:
+            DeadlineExceeded: The peer took no byte for too long; the link is closed.
+        """
         pace, link = self._paces.get(peer), self._links.get(peer)
-        transit = None if pace is None or link is None else link.transit()
-        if pace is None or transit is None:
+        if pace is None or link is None or (transit := link.transit()) is None:
             return 0
-        wait_ns = pace.wait_ns(time.monotonic_ns(), transit)
+        now_ns = time.monotonic_ns()
+        wait_ns = pace.wait_ns(now_ns, transit)
         self._note_pace(peer, pace)
+        if wait_ns and pace.is_stalled(now_ns, round(self._timeout_s * NANOSECONDS_PER_SECOND)):
+            await link.close()
+            raise DeadlineExceeded("the peer takes no frames")
         return wait_ns
 
     def _note_pace(self, peer: str, pace: LinkPace | None) -> None:
@@ -270,6 +277,7 @@ class PeerSender:
             self._links = {name: each for name, each in self._links.items() if not each.closed}
             self._links[peer] = link
             self._paces = {name: each for name, each in self._paces.items() if name in self._links}
+            self._paces.pop(peer, None)
             if link.transit() is not None:
                 self._paces[peer] = LinkPace()
             self._note_pace(peer, self._paces.get(peer))

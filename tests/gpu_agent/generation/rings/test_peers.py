@@ -59,6 +59,9 @@ class Link:
     def transit(self) -> LinkState | None:
         return self.on_its_way
 
+    async def close(self) -> None:
+        self.closed = True
+
     def try_export(self, nbytes: int) -> Slot:
         return Slot()
 
@@ -84,12 +87,12 @@ class Link:
 class Peer:
     """A sender to one peer, the link to it, and what failed."""
 
-    def __init__(self, *, same_host: bool = True) -> None:
+    def __init__(self, *, same_host: bool = True, timeout_s: float = 60.0) -> None:
         self.link = Link(same_host=same_host)
         self.failed: list[tuple[tuple[int, ...], CatenaryError, str]] = []
         self.sender = PeerSender(
             self,
-            (1.0, 1 << 20),
+            (timeout_s, 1 << 20),
             lambda frame: b"%d" % frame.session,
             lambda *failed: self.failed.append(failed),
         )
@@ -201,3 +204,17 @@ async def test_a_peer_over_a_network_bounds_prompts_and_one_on_this_machine_does
         await until(lambda peer=peer: len(peer.link.took) == 2)
     assert near.sender.link_bytes == {"peer": 0}
     assert far.sender.link_bytes == {"peer": 5_000_000 // 25}
+
+
+async def test_prompts_for_a_peer_that_takes_no_byte_fail_after_a_while() -> None:
+    peer = Peer(same_host=False, timeout_s=0.05)
+    peer.link.on_its_way = LinkState(0, 0, 60_000_000, 2_500_000)
+    await peer.is_open()
+    peer.link.on_its_way = LinkState(0, 300_000, 60_000_000, 2_500_000)
+    frame = Frame(1, Priority.PROMPTS)
+    peer.sender.send("peer", frame)
+    await until(lambda: bool(peer.failed))
+    [(sessions, error, name)] = peer.failed
+    assert (sessions, error.reason, name) == ((1,), "PARTITION_LOST", "peer")
+    assert frame.is_settled
+    assert peer.link.closed
