@@ -8,6 +8,7 @@ parameters in bfloat16 (8 KB a row): some 300. Everything else is as it is in se
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import time
@@ -149,7 +150,7 @@ def gaps_within(streams: Sequence[list[float]], start_s: float, end_s: float) ->
     return sorted(
         after - before
         for moments in streams
-        for before, after in zip(moments, moments[1:], strict=False)
+        for before, after in itertools.pairwise(moments)
         if start_s <= before and after <= end_s
     )
 
@@ -158,8 +159,8 @@ async def test_streams_hardly_notice_long_prompts_on_the_same_slow_link(
     tmp_path: Path, network: VirtualNetwork
 ) -> None:
     async with ring(tmp_path, network) as cluster, cluster.client() as client:
-        undisturbed = await tell(client, words(99, 40), 8, [])
         network.impair(AGENTS[:1], AGENTS[1:], delay_s=ONE_WAY_S, bytes_per_s=BYTES_PER_S)
+        slowly = await tell(client, words(99, 40), 8, [])
         streams: list[list[float]] = [[] for _ in range(STREAMS)]
         telling = [
             asyncio.create_task(tell(client, words(number, 16), 2_000, moments))
@@ -181,7 +182,7 @@ async def test_streams_hardly_notice_long_prompts_on_the_same_slow_link(
         await asyncio.gather(*telling, return_exceptions=True)
         network.heal()
         assert [len(each) for each in answers] == [8] * PROMPTS
-        assert await tell(client, words(99, 40), 8, []) == undisturbed
+        assert await tell(client, words(99, 40), 8, []) == slowly
         await nothing_is_booked(client)
     p99 = [gaps[int(0.99 * len(gaps))] for gaps in (alone, beside)]
     test = "long prompts over 10 Mbit/s and 60 ms"

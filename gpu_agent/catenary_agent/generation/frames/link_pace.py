@@ -57,6 +57,8 @@ class LinkPace:
         self.bytes_per_second = _FIRST_BYTES_PER_SECOND
         self._delivered_per_second = 0
         """The rate that the kernel said last."""
+        self._is_refuted = False
+        """Whether a sample has shown since then that the link carries less."""
         self._since: tuple[Nanoseconds, int] | None = None
         """A moment at which bytes were acknowledged, and the number of them until then."""
         self._acknowledged = -1
@@ -78,15 +80,14 @@ class LinkPace:
         """
         if transit.delivered_per_second != self._delivered_per_second:
             self._delivered_per_second = transit.delivered_per_second
+            self._is_refuted = False
+        if not self._is_refuted:
             self.bytes_per_second = max(self.bytes_per_second, self._delivered_per_second)
         full_ns = transit.round_trip_ns + _SPARE_NS
         room = self.bytes_per_second * full_ns // NANOSECONDS_PER_SECOND
         if transit.outstanding <= room:
-            if (
-                not transit.outstanding
-            ):  # the link was idle, so it carries more than was asked of it
-                self.bytes_per_second = max(self.bytes_per_second, self._delivered_per_second)
-                self.rest()
+            if not transit.outstanding:
+                self.rest()  # the link was idle
             return 0
         self._look(now_ns, transit.acknowledged)
         left = transit.outstanding - room
@@ -115,6 +116,7 @@ class LinkPace:
         if now_ns - since_ns < _SHORTEST_SAMPLE_NS:
             return
         sample = (acknowledged - since_bytes) * NANOSECONDS_PER_SECOND // (now_ns - since_ns)
+        self._is_refuted |= sample < self._delivered_per_second
         rate = self.bytes_per_second + _WEIGHT * (sample - self.bytes_per_second)
         self.bytes_per_second = max(_LEAST_BYTES_PER_SECOND, round(rate))
         self._since = (now_ns, acknowledged)

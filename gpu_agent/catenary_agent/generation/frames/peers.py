@@ -1,4 +1,4 @@
-"""Session frames and their delivery: three bounded lines per peer, each in order.
+"""Session frames and their delivery: two bounded lines per peer, each in order.
 
 Rows of prompts wait for rows of streams, and parts of caches for both. All other frames keep rings
 going and overtake them. So does the last part of the cache of a session that moves: it is small,
@@ -12,6 +12,7 @@ import asyncio
 import enum
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -44,7 +45,7 @@ Failed = Callable[[tuple[int, ...], CatenaryError, str], None]
 
 
 class Priority(enum.IntEnum):
-    """The line that a frame waits in; frames of a line wait for those of the lines before it."""
+    """The kinds of frames by what they wait for: each for those before it."""
 
     RINGS = 0
     PROMPTS = 1
@@ -72,12 +73,12 @@ class SessionFrame:
 
     @property
     def priority(self) -> Priority:
-        """The line in which it waits."""
+        """The frames that go before it."""
         return Priority.RINGS
 
     @property
     def turn(self) -> tuple[int, int]:
-        """The place in that line, the least first; frames with equal turns keep their order."""
+        """The place among those that can wait, the least first; equal ones keep their order."""
         return (0, 0)
 
     def narrow(self) -> None:
@@ -160,7 +161,8 @@ class PeerSender:
             line = _Line()
             self._lines[peer] = line
             line.task = asyncio.get_running_loop().create_task(self._drain(peer, line))
-        part, nbytes = line.parts[frame.priority], frame.nbytes
+        part = line.rings if frame.priority is Priority.RINGS else line.others
+        nbytes = frame.nbytes
         if part.frames and (
             part.nbytes + nbytes > self._max_bytes or len(part.frames) >= _MAX_FRAMES
         ):
@@ -169,7 +171,8 @@ class PeerSender:
             frame.settle()
             return
         part.add(frame, nbytes)
-        line.wake()
+        if line.woken is not None:
+            line.wake()
 
     def _leaves_at_once(self, peer: str, frame: SessionFrame) -> bool:
         """Sends a frame for which no other waits; returns False if a task must wait for the link.
@@ -207,12 +210,11 @@ class PeerSender:
     async def _drain(self, peer: str, line: _Line) -> None:
         """Sends the queued frames of a peer until none is left."""
         try:
-            while (part := line.next) is not None:
-                if part is not line.parts[Priority.RINGS]:
-                    wait_ns = await self._wait_ns(peer)
-                    if wait_ns:
-                        await line.pause(wait_ns / NANOSECONDS_PER_SECOND)
-                        continue
+            while line.rings.frames or line.others.frames:
+                if not line.rings.frames and (wait_ns := await self._wait_ns(peer)):
+                    await line.pause(wait_ns / NANOSECONDS_PER_SECOND)
+                    continue
+                part = line.rings if line.rings.frames else line.others
                 frame = line.leaving = part.take()
                 await self._send(peer, frame)
                 line.leaving = None
@@ -253,7 +255,7 @@ class PeerSender:
     def _give_up(self, peer: str, line: _Line, error: CatenaryError) -> None:
         """Fails every session in the line: later frames would arrive with a gap before them."""
         frames = [] if line.leaving is None else [line.leaving]
-        frames += [frame for part in line.parts for frame in part.clear()]
+        frames += [*line.rings.clear(), *line.others.clear()]
         line.leaving = None
         ids = dict.fromkeys(each for frame in frames for each in frame.session_ids)
         if ids:
@@ -314,25 +316,84 @@ class PeerSender:
             self._failed(ids, self._told(peer, error), peer)
 
 
-class _Part:
-    """One line of frames, which leave by their turns."""
+class _Line:
+    """The frames that wait for one peer."""
+
+    __slots__ = ("leaving", "others", "rings", "task", "woken")
+
+    def __init__(self) -> None:
+        self.rings = _Rings()
+        self.others = _Others()
+        self.task: asyncio.Task[None] | None = None
+        self.leaving: SessionFrame | None = None
+        """The frame that is being sent."""
+        self.woken: asyncio.Future[None] | None = None
+        """Set while `pause` waits."""
+
+    async def pause(self, seconds: float) -> None:
+        """Waits, but no longer than until a frame is added."""
+        loop = asyncio.get_running_loop()
+        self.woken = loop.create_future()
+        timer = loop.call_later(seconds, self.wake)
+        try:
+            await self.woken
+        finally:
+            timer.cancel()
+            self.woken = None
+
+    def wake(self) -> None:
+        """Ends the pause, if there is one."""
+        if self.woken is not None and not self.woken.done():
+            self.woken.set_result(None)
+
+
+class _Rings:
+    """Frames that keep rings going, which leave in order."""
+
+    __slots__ = ("frames", "nbytes")
+
+    def __init__(self) -> None:
+        self.frames: deque[tuple[int, SessionFrame]] = deque()
+        """Each with its size."""
+        self.nbytes = 0
+
+    def add(self, frame: SessionFrame, nbytes: int) -> None:
+        self.frames.append((nbytes, frame))
+        self.nbytes += nbytes
+
+    def take(self) -> SessionFrame:
+        """Removes and returns the next frame."""
+        nbytes, frame = self.frames.popleft()
+        self.nbytes -= nbytes
+        return frame
+
+    def clear(self) -> list[SessionFrame]:
+        """Removes and returns all frames."""
+        frames = [frame for _, frame in self.frames]
+        self.frames.clear()
+        self.nbytes = 0
+        return frames
+
+
+class _Others:
+    """Frames that can wait, which leave by their priority and their turns."""
 
     __slots__ = ("_count", "frames", "nbytes")
 
     def __init__(self) -> None:
-        self.frames: list[tuple[tuple[int, int], int, int, SessionFrame]] = []
-        """A heap of turn, number, size and frame."""
+        self.frames: list[tuple[Priority, tuple[int, int], int, int, SessionFrame]] = []
+        """A heap of priority, turn, number, size and frame."""
         self.nbytes = 0
         self._count = 0
 
     def add(self, frame: SessionFrame, nbytes: int) -> None:
         self._count += 1
-        heapq.heappush(self.frames, (frame.turn, self._count, nbytes, frame))
+        heapq.heappush(self.frames, (frame.priority, frame.turn, self._count, nbytes, frame))
         self.nbytes += nbytes
 
     def take(self) -> SessionFrame:
         """Removes and returns the next frame."""
-        _, _, nbytes, frame = heapq.heappop(self.frames)
+        *_, nbytes, frame = heapq.heappop(self.frames)
         self.nbytes -= nbytes
         return frame
 
@@ -342,37 +403,3 @@ class _Part:
         self.frames.clear()
         self.nbytes = 0
         return frames
-
-
-class _Line:
-    """The frames that wait for one peer, by their priority."""
-
-    __slots__ = ("_woken", "leaving", "parts", "task")
-
-    def __init__(self) -> None:
-        self.parts = tuple(_Part() for _ in Priority)
-        self.task: asyncio.Task[None] | None = None
-        self.leaving: SessionFrame | None = None
-        """The frame that is being sent."""
-        self._woken: asyncio.Future[None] | None = None
-
-    @property
-    def next(self) -> _Part | None:
-        """The part to send from next; None if no frame waits."""
-        return next((part for part in self.parts if part.frames), None)
-
-    async def pause(self, seconds: float) -> None:
-        """Waits, but no longer than until a frame is added."""
-        loop = asyncio.get_running_loop()
-        self._woken = loop.create_future()
-        timer = loop.call_later(seconds, self.wake)
-        try:
-            await self._woken
-        finally:
-            timer.cancel()
-            self._woken = None
-
-    def wake(self) -> None:
-        """Ends the pause, if there is one."""
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)

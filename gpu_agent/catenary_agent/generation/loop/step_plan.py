@@ -30,6 +30,9 @@ _SHORTEST_CHUNKS = 8
 _FEWEST_TOKENS = 4
 """The most tokens that a step may take of a session that still generates elsewhere, even while
 steps are short. With fewer, reading its tokens could be slower than generating them."""
+_SHORT_FRAMES = 40
+"""The number of frames of rows that go with those of streams, which together are as long as a frame
+that others may overtake: each occupies the link for a millisecond."""
 _FEWEST_LINK_TOKENS = 8
 """The prompt tokens that a step takes however slow the link is: fewer would cost a device as much
 as eight do."""
@@ -56,15 +59,22 @@ class PromptLimits(NamedTuple):
         row_bytes = self.number_bytes * session.batcher.executor.table.hidden_size
         return min(tokens, max(_FEWEST_LINK_TOKENS, nbytes // row_bytes))
 
-    def turn_of(self, session: Session) -> PromptTurn | None:
+    def turn_of(self, session: Session, tokens: int) -> PromptTurn | None:
         """Returns the place of a session's rows among those of prompts for the next agent.
 
-        None if the link there is not known to make any rows wait.
+        None if they hardly occupy the link there, and go with the rows of streams: sessions that
+        begin together then stay together.
+
+        Args:
+            session: The session.
+            tokens: Number of its rows.
         """
         if self.link_bytes is None:
             return None
-        nbytes = self.link_bytes.get(session.spec.next_agent, FIRST_FRAME_BYTES)
-        return session.turn if nbytes else None
+        most = self.link_bytes.get(session.spec.next_agent, FIRST_FRAME_BYTES)
+        nbytes = tokens * self.number_bytes * session.batcher.executor.table.hidden_size
+        is_long = _SHORT_FRAMES * nbytes > most
+        return session.turn if most and (is_long or session.unsent) else None
 
 
 class StepPlan(NamedTuple):

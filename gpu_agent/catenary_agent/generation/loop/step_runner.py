@@ -254,7 +254,7 @@ class StepRunner:
             or len(work.inputs) > _FEW_TOKENS + len(work.drafts.tokens)
         ):
             # Rows of streams may overtake these, but no later rows of the same session may.
-            turn = self._prompts.turn_of(session)
+            turn = self._prompts.turn_of(session, len(work.inputs))
             session.unsent += turn is not None
         self._sessions.out.rows.append(
             RowsOut(

@@ -101,6 +101,17 @@ def test_the_kernels_rate_counts_where_frames_never_wait():
     assert sum(run(link, pace, 0.2)) <= 2 * FRAME_NS
 
 
+def test_a_rate_that_the_kernel_remembers_does_not_hide_that_the_link_is_slow_by_now():
+    link, pace = SlowLink(2_500_000, 60 * MS), LinkPace()
+    link.kernel_rate = 200_000_000
+    run(link, pace, 3.0)
+    assert pace.bytes_per_second == pytest.approx(2_500_000, rel=0.25)
+    for _ in range(3):  # also after all that has arrived, and the link was idle
+        link.wait(20 * SECOND)
+        waits_ns = run(link, pace, 1.0)
+        assert max(waits_ns) <= 1.5 * FRAME_NS
+
+
 def test_pauses_between_prompts_are_not_taken_for_a_slow_link():
     link, pace = SlowLink(2_500_000, 60 * MS), LinkPace()
     run(link, pace, 3.0)
