@@ -31,6 +31,7 @@ MODULES = {
     "sampling": "benchmarks.decoders.sampling",
     "latency_lines": "benchmarks.decoders.latency_lines",
     "split_phase": "benchmarks.generation.split_phase",
+    "beside": "benchmarks.generation.prompts_beside",
     "migration": "benchmarks.generation.migration",
     "cache_growth": "benchmarks.generation.cache_growth",
     "generation": "benchmarks.generation.generation",
@@ -39,7 +40,9 @@ MODULES = {
     "engines": "benchmarks.generation.engines",
 }
 """Every bench by its name, in the order they are run and recorded in."""
-LONG = frozenset({"engines", "generation", "guesses", "migration", "prefix", "split_phase"})
+LONG = frozenset(
+    {"beside", "engines", "generation", "guesses", "migration", "prefix", "split_phase"}
+)
 """Benches that take minutes even with few repeats: the short form runs them only by name."""
 
 

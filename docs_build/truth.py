@@ -51,6 +51,7 @@ UNMEASURED = {
     "sampling": _LONG,
     "migration": _LONG,
     "engines": "this machine was never quiet for as long as it takes",
+    "beside": "to be recorded on a quiet machine",
     "prefix": "to be recorded on a quiet machine",
 }
 """Benches without a record, with the reason."""

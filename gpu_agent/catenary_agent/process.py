@@ -25,7 +25,7 @@ from catenary_agent.generation.context import GenerationContext, GenerationLimit
 from catenary_agent.generation.loop.engine import GenerationEngine
 from catenary_agent.generation.meter import GenerationMeter
 from catenary_agent.generation.state.holdings import HoldingsAnswer
-from catenary_agent.generation.state.partition_batcher import chunk_tokens_for
+from catenary_agent.generation.state.partition_batcher import PROMPT_PAUSE_NS, chunk_tokens_for
 from catenary_agent.hosting.loading import LoadTarget, PartitionLoader
 from catenary_agent.links.link_echoes import LinkEchoes
 from catenary_agent.outbox import Outbox
@@ -129,6 +129,7 @@ class AgentProcess:
             GenerationLimits(
                 settings.prefill_chunk_tokens or _chunk_tokens(settings, self.share.device),
                 settings.draft_tokens,
+                _prompt_pause_ns(settings),
                 keeps_prefixes=settings.prefix_cache == "on",
                 prefix_host_bytes=settings.prefix_host_bytes,
                 narrows_rows=settings.row_numbers == "bfloat16",
@@ -484,6 +485,12 @@ def _rules_of(settings: AgentSettings) -> WatchdogRules:
 def _chunk_tokens(settings: AgentSettings, device: Device) -> int:
     """Returns the usual chunk of prompts; an engine has one of its own, and is only told of all."""
     return ENGINE_CHUNK_TOKENS if settings.decoder in ENGINE_OF else chunk_tokens_for(device)
+
+
+def _prompt_pause_ns(settings: AgentSettings) -> Nanoseconds:
+    """Returns how long a prompt may hold up a ring; 0 where an operator or an engine decides."""
+    is_given = settings.prefill_chunk_tokens or settings.decoder in ENGINE_OF
+    return 0 if is_given else PROMPT_PAUSE_NS
 
 
 def _runtime_of(device: Device, choice: DecoderOptions) -> str:

@@ -135,8 +135,8 @@ class AgentSettings(ModelFolderSettings):
     prefill_chunk_tokens: int = Field(
         0,
         ge=0,
-        description="Most prompt tokens computed beside one step of running sessions; "
-        "0: 64 on a CPU, 512 on a GPU.",
+        description="Most prompt tokens computed in one step; 0: 64 on a CPU, 512 on a GPU, and "
+        "beside running sessions only as many as hold these up for 80 ms in a whole ring.",
     )
     draft_tokens: int = Field(
         8,

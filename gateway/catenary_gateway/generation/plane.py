@@ -294,7 +294,8 @@ class SessionPlane:
 
     def give_up(self, session: PendingSession) -> None:
         """Ends a generation that nobody reads any more; does nothing if it has ended."""
-        self._end(session, RequestCancelled("the client went away"), "cancel")
+        if session.number in self._requests:
+            self._end(session, RequestCancelled("the client went away"), "cancel")
 
     def connected(self, mine: Callable[[int], bool] | None = None) -> None:
         """Submits every unfinished generation, with its current session, to a new scheduler.

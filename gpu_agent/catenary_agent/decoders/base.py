@@ -110,6 +110,11 @@ class StepItem:
     equals the choice before it."""
 
 
+FEWEST_CHUNK_TOKENS = 8
+"""The least that a chunk is shortened to. On CPUs and GPUs alike, fewer tokens take hardly less
+time, so prompts would take much longer for little."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderCost:
     """A linear model of a partition's time over all its blocks; `GenerationCost` as values.
@@ -129,7 +134,7 @@ class DecoderCost:
     prefill_floor_ns: Nanoseconds = 0
     """The least time of a chunk, however short."""
     prefill_chunk_tokens: int = 0
-    """The most tokens of one chunk; 0 if prompts run whole."""
+    """The most tokens of one chunk beside decode rows; 0 if prompts run whole."""
 
     def decode(self, sessions: int, context_tokens: int) -> float:
         """Returns the nanoseconds of a step of sessions with `context_tokens` cached in total."""
@@ -140,6 +145,13 @@ class DecoderCost:
             + sessions * self.decode_session_ns
             + context_tokens * self.decode_context_token_ns
         )
+
+    def chunk_within(self, pause_ns: Nanoseconds, most: int) -> int:
+        """Returns how many prompt tokens, of `most`, are computed in a time: at least a few."""
+        if pause_ns <= 0 or self.prefill_token_ns <= 0:
+            return most
+        fitting = int((pause_ns - self.prefill_ns) / self.prefill_token_ns)
+        return min(most, max(FEWEST_CHUNK_TOKENS, fitting))
 
 
 class DecoderExecutor(Protocol):

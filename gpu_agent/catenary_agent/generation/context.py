@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from catenary_agent.engine.inbound.memory import HeldBatches
     from catenary_agent.engine.outbound import LinkHub
     from catenary_agent.engine.reporting import OutgoingMessage
+    from catenary_services.domain.ids import Nanoseconds
     from catenary_services.telemetry.tracing import Tracer
 
 
@@ -57,6 +58,9 @@ class GenerationLimits:
     chunk_tokens: int = 64
     draft_tokens: int = 8
     """The most guessed tokens of a session in one step."""
+    prompt_pause_ns: Nanoseconds = 0
+    """The most that prompt tokens may take of a step with decode rows, over all blocks of the
+    model; 0: only `chunk_tokens` limits them."""
     keeps_prefixes: bool = True
     """Whether caches are kept for sessions that begin like one before."""
     prefix_host_bytes: int = 0

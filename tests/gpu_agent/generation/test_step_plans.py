@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from catenary_agent.decoders.base import FEWEST_CHUNK_TOKENS, DecoderCost
 from catenary_agent.generation.context import GenerationLimits
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.state.events import (
@@ -216,6 +217,41 @@ def test_rows_that_come_faster_than_they_are_computed_are_computed_together() ->
     out = loop.take_outflow()
     assert len(out.tokens) == 1
     assert out.consumed_bytes == rows.nbytes
+
+
+def test_prompts_hold_up_streams_for_no_longer_than_their_cost_allows() -> None:
+    loop = loop_of(1, chunk=8)
+    (batcher,) = loop.sessions.batchers
+    batcher.cost = DecoderCost(0, 1_000, 1_000, 100, prefill_chunk_tokens=3)
+    alone = loop.runner.plan_step()
+    assert alone is not None
+    assert alone.size.chunks == (8,)
+    for _ in range(2):
+        loop.step()
+    open_session(loop, 2)
+    open_session(loop, 3)
+    beside = loop.runner.plan_step()
+    assert beside is not None
+    assert beside.size == (1, len(PROMPT) + 1, (3,))
+
+
+COSTS = st.builds(DecoderCost, *[st.integers(0, 10**9)] * 2, st.just(0), st.just(0))
+
+
+@given(COSTS, st.integers(0, 10**10), st.integers(1, 4_096))
+def test_a_chunk_is_the_longest_within_a_time_but_never_less_than_a_few_tokens(
+    cost: DecoderCost, pause_ns: int, most: int
+) -> None:
+    def takes(tokens: int) -> int:
+        return cost.prefill_ns + tokens * cost.prefill_token_ns
+
+    chunk = cost.chunk_within(pause_ns, most)
+    assert 1 <= chunk <= most
+    if pause_ns == 0 or cost.prefill_token_ns == 0:
+        assert chunk == most
+    else:
+        assert takes(chunk) <= pause_ns or chunk == min(most, FEWEST_CHUNK_TOKENS)
+        assert takes(chunk + 1) > pause_ns or chunk == most
 
 
 def test_executing_touches_no_session() -> None:

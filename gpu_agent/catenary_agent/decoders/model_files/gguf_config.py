@@ -83,6 +83,10 @@ def config_of(reader: Any) -> dict[str, Any]:
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
     elif architecture == "qwen2":
         del config["attention_bias"]  # it always has those of queries, keys and values
+    layers = config["num_hidden_layers"]
+    if layers > len(tensors):
+        text = f"is {layers}, and the file has {len(tensors)} tensors"
+        raise InvalidInput(f"{architecture}.block_count", text)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     keys = int(_number(said, architecture, "attention.head_count_kv", heads))
     config["num_key_value_heads"] = keys
@@ -114,7 +118,14 @@ def _architecture(reader: Any) -> str:
 
 def _value(reader: Any, key: str, absent: Any) -> Any:
     field = reader.fields.get(key)
-    return absent if field is None else field.contents()
+    return absent if field is None else _contents(key, field)
+
+
+def _contents(key: str, field: Any) -> Any:
+    try:
+        return field.contents()
+    except UnicodeDecodeError:
+        raise InvalidInput(key, "is no text in UTF-8") from None
 
 
 def _keys_of(reader: Any, architecture: str) -> dict[str, Any]:
@@ -124,7 +135,7 @@ def _keys_of(reader: Any, architecture: str) -> dict[str, Any]:
         name = key.removeprefix(f"{architecture}.")
         if name == key or name in _WITHOUT_EFFECT:
             continue
-        value = field.contents()
+        value = _contents(key, field)
         neutral = (0, False, "", *_NEUTRAL.get(name, ()))
         if name in _SIZES or name in _UNDERSTOOD:
             said[name] = value

@@ -130,6 +130,8 @@ def _parts(
         found = stored.get(theirs)
         if found is None:
             raise InvalidInput(theirs, "is not in the file")
+        if not all(found.shape):
+            raise InvalidInput(theirs, "is empty")
         unread -= {theirs}
         rows = _row_order(config, base, int(found.shape[-1]))
         kind = found.tensor_type.name
@@ -184,6 +186,8 @@ def _row_order(config: Mapping[str, Any], base: str, rows: int) -> _Array | None
     if config["model_type"] != "llama" or not base.endswith(("q_proj", "k_proj")):
         return None
     heads = config["num_attention_heads" if base.endswith("q_proj") else "num_key_value_heads"]
+    if rows % (2 * heads):
+        raise InvalidInput(base, f"has {rows} rows, which {heads} heads cannot share")
     order = np.arange(rows).reshape(heads, rows // heads // 2, 2)
     return order.swapaxes(1, 2).reshape(rows)
 

@@ -161,7 +161,9 @@ class PeerSender:
             line = _Line()
             self._lines[peer] = line
             line.task = asyncio.get_running_loop().create_task(self._drain(peer, line))
-        part = line.rings if frame.priority is Priority.RINGS else line.others
+        part: _Rings | _Others = line.others
+        if frame.priority is Priority.RINGS:
+            part = line.rings
         nbytes = frame.nbytes
         if part.frames and (
             part.nbytes + nbytes > self._max_bytes or len(part.frames) >= _MAX_FRAMES
@@ -214,8 +216,8 @@ class PeerSender:
                 if not line.rings.frames and (wait_ns := await self._wait_ns(peer)):
                     await line.pause(wait_ns / NANOSECONDS_PER_SECOND)
                     continue
-                part = line.rings if line.rings.frames else line.others
-                frame = line.leaving = part.take()
+                rings, others = line.rings, line.others
+                frame = line.leaving = rings.take() if rings.frames else others.take()
                 await self._send(peer, frame)
                 line.leaving = None
                 frame.settle()

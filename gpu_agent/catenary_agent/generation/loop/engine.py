@@ -66,6 +66,7 @@ class GenerationEngine:
         self.agent_id = agent_id
         self.chunk_tokens = limits.chunk_tokens
         """The most prompt tokens in one step."""
+        self.prompt_pause_ns = limits.prompt_pause_ns
         self.decoders = LoadedDecoders()
         self.epoch = 0
         """The highest epoch seen; sessions of an older one may not begin here."""

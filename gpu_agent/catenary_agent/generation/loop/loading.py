@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from catenary_agent.content import check_content, is_content_as_ordered
@@ -101,8 +102,12 @@ class DecoderLoader:
         return loaded
 
     async def _measure(self, executor: DecoderExecutor) -> DecoderCost:
-        chunk_tokens = self._generation.chunk_tokens
-        cost = await measure_between_steps(executor, self._generation.on_thread, chunk_tokens)
+        most = self._generation.chunk_tokens
+        cost = await measure_between_steps(executor, self._generation.on_thread, most)
+        # A stream waits for a chunk on every agent of its ring.
+        blocks = executor.key.last_block - executor.key.first_block
+        pause_ns = self._generation.prompt_pause_ns * blocks // executor.table.blocks
+        cost = replace(cost, prefill_chunk_tokens=cost.chunk_within(pause_ns, most))
         learn = getattr(executor, "learn_cost", None)
         if learn is not None:
             await self._generation.on_thread(lambda: learn(cost))

@@ -2,7 +2,8 @@
 
 Every step includes all sessions that have one row to compute, whatever block they enter at. Beside
 them it has at most one chunk of prompt tokens (chunked prefill, Agrawal et al., "Sarathi-Serve",
-OSDI 2024), so that no prompt delays the others by more than a chunk. Prompts are read one after the
+OSDI 2024), so that no prompt delays the others by more than a chunk, which is as long as the
+partition's measured cost and the link to the next agent allow. Prompts are read one after the
 other, in the order of their deadlines and then of their arrival (`PromptTurn`).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from catenary_agent.decoders.base import FEWEST_CHUNK_TOKENS
 from catenary_agent.generation.cache.cache_budget import over_budget
 from catenary_agent.generation.frames.link_pace import FIRST_FRAME_BYTES
 from catenary_agent.generation.state.partition_batcher import StepSize
@@ -180,6 +182,11 @@ def _add_prompts(
     """
     chunk_tokens = limits.chunk_tokens
     is_gentle = now_ns < batcher.gentle_until_ns
+    if works and batcher.cost is not None:
+        fitting = batcher.cost.prefill_chunk_tokens or chunk_tokens
+        guessed = sum([len(work.drafts.tokens) for work in works])
+        least = min(fitting, FEWEST_CHUNK_TOKENS)
+        chunk_tokens = min(chunk_tokens, max(least, fitting - guessed))
     left = max(1, chunk_tokens // _SHORTEST_CHUNKS) if is_gentle else chunk_tokens
     spare = max(1, chunk_tokens // _SHORT_CHUNKS) if works else chunk_tokens
     if is_gentle:
