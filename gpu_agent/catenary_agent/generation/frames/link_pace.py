@@ -25,9 +25,9 @@ from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, Nanoseconds
 if TYPE_CHECKING:
     from catenary_services.transport.acknowledgements import LinkState
 
-FRAME_NS = 40_000_000
-"""The time for which one frame may occupy a link: about what one step of ten streams of a model of
-8B parameters occupies 20 Mbit/s for."""
+FRAME_NS = 25_000_000
+"""The time for which one frame may occupy a link: less than one step of ten streams of a model of
+8B parameters occupies 20 Mbit/s for (33 ms as bfloat16)."""
 _FIRST_BYTES_PER_SECOND = 2_500_000
 """The rate that is assumed before anything was delivered: 20 Mbit/s. A faster link shows its rate
 with the first frame; of a slower one the first frames hold up others for longer than intended."""

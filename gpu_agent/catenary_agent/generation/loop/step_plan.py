@@ -32,7 +32,7 @@ _SHORTEST_CHUNKS = 8
 _FEWEST_TOKENS = 4
 """The most tokens that a step may take of a session that still generates elsewhere, even while
 steps are short. With fewer, reading its tokens could be slower than generating them."""
-_SHORT_FRAMES = 40
+_SHORT_FRAMES = 25
 """The number of frames of rows that go with those of streams, which together are as long as a frame
 that others may overtake: each occupies the link for a millisecond."""
 _FEWEST_LINK_TOKENS = 8

@@ -203,7 +203,7 @@ async def test_a_peer_over_a_network_bounds_prompts_and_one_on_this_machine_does
         peer.sender.send("peer", Frame(1, Priority.PROMPTS))
         await until(lambda peer=peer: len(peer.link.took) == 2)
     assert near.sender.link_bytes == {"peer": 0}
-    assert far.sender.link_bytes == {"peer": 5_000_000 // 25}
+    assert far.sender.link_bytes == {"peer": 5_000_000 // 40}
 
 
 async def test_prompts_for_a_peer_that_takes_no_byte_fail_after_a_while() -> None:
