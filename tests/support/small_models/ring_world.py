@@ -176,8 +176,11 @@ class World:
             self.cut(wire)
 
     def busy(self) -> list[Wire]:
-        """Returns the wires that have frames."""
-        return sorted(wire for wire, frames in self.wires.items() if frames)
+        """Returns the wires with frames that may arrive next: prompts behind all others."""
+        wires = self.wires
+        return sorted(
+            each for each in wires if wires[each] and not (each[2:] and wires.get(each[:2]))
+        )
 
     def ready(self) -> list[str]:
         """Returns the agents that have something to compute, or to copy."""

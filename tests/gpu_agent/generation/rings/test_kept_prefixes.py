@@ -300,7 +300,7 @@ def test_a_session_that_moves_takes_its_beginning_along() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_is_shared_or_lost_meanwhile_no_answer_changes(seed: int) -> None:
     draw = random.Random(seed)
-    world = World(CHUNK, period=draw.choice([0, 0, 4]), are_slow=draw.choice([False, True]))
+    world = World(CHUNK, period=draw.choice([0, 0, 4]), are_slow=seed % 2 == 1)
     period = next(iter(world.decoders.values())).period
     heads = [[draw.randrange(48) for _ in range(draw.choice([20, 40, 70, 130]))] for _ in range(3)]
     rings = [RING, ALONE, [("d", 0, 3), ("f", 3, BLOCKS)]]
