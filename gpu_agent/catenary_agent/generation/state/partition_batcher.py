@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CPU_CHUNK_TOKENS = 64
 PROMPT_PAUSE_NS = 80_000_000
-"""How long a prompt may hold up the streams of a ring between two of their tokens: a reader hardly
+"""The time for which a prompt may hold up the streams of a ring between two tokens: a reader hardly
 notices it, and shorter chunks cost the prompt more (see `chunk_tokens_for`)."""
 _GENTLE_NS = 500_000_000
 _PACE_SHARE = 0.05
