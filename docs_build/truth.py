@@ -34,6 +34,7 @@ OLD_COMMITS = 200
 failure."""
 UNRENDERED: dict[str, str] = {
     "shared-beginnings": "to be recorded, and rendered beside the other scenarios of placement",
+    "shared-pools": "to be recorded, and rendered beside the load factors of bursts",
 }
 """Scenarios without a record, with the reason."""
 OTHER_SETTINGS: dict[str, str] = {}
@@ -50,7 +51,7 @@ _LONG = "its long form took over 200 s on a busy machine; not run since records 
 UNMEASURED = {
     "sampling": _LONG,
     "migration": _LONG,
-    "engines": "this machine was never quiet for as long as it takes",
+    "engines": "to be recorded: runs before sessions had places side by side missed limits",
     "beside": "to be recorded on a quiet machine",
     "prefix": "to be recorded on a quiet machine",
 }

@@ -38,6 +38,7 @@ def unlike_deployment(scenario: str, settings: Mapping[str, Any]) -> list[str]:
             margin = Sensitivity.model_fields["margin"].default
             varied = settings["vary"] == "margin"
             used["plan_margin"] = settings["values"] if varied else [settings.get("margin", margin)]
+        used["plan_shared_routes"] = [each.get("shared", False) for each in ours] or [False]
         used["max_linger_ms"] = [float("inf")]
         simulated_ms = SIMULATED.safety_margin_ns / NANOSECONDS_PER_MILLISECOND
         used["safety_margin_ms"] = [SAFETY_MARGIN_MS if kind == "live" else simulated_ms]

@@ -126,8 +126,9 @@ async def servers(engine: str, key: ModelKey) -> AsyncIterator[tuple[Server, Ser
         )  # a killed bench leaves its own
         async with (
             aiohttp.ClientSession(timeout=_TIMEOUT) as ours,
-            aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path=str(socket)), timeout=_TIMEOUT
+            aiohttp.ClientSession(  # engines close connections that wait for the gateway's turn
+                connector=aiohttp.UnixConnector(path=str(socket), force_close=True),
+                timeout=_TIMEOUT,
             ) as own,
         ):
             yield Server(ours, str(facts["http"]), key.name), Server(own, "http://engine", "model")

@@ -123,6 +123,18 @@ class SchedulerSettings(ProcessSettings):
     plan_max_partitions: int = Field(
         default=3, ge=1, le=8, description="Most partitions of a pooled pipeline."
     )
+    plan_shared_routes: bool = Field(
+        default=True,
+        description="Whether agents of pooled pipelines also load parts of other models, "
+        "as memory allows, and compute these where a burst leaves their own pools no time.",
+    )
+    protected_share: float = Field(
+        default=0.5,
+        ge=0.0,
+        le=1.0,
+        description="A model that uses its pools more than all but this share leaves no time "
+        "to others.",
+    )
     chain_agents: int = Field(
         default=0,
         ge=0,
@@ -267,6 +279,11 @@ class SchedulerSettings(ProcessSettings):
     )
     replan_every_s: float = Field(
         default=0.0, ge=0.0, description="Plan anew on a schedule, this far apart; 0: never."
+    )
+    link_look_s: float = Field(
+        default=60.0,
+        ge=1.0,
+        description="The round trip of every link that chains pass is looked at this far apart.",
     )
     load_window_s: float = Field(
         default=30.0, gt=0.0, description="The load is what arrived about this long ago or less."
@@ -421,6 +438,7 @@ class SchedulerSettings(ProcessSettings):
             safety_margin_ns=round(self.safety_margin_ms * NANOSECONDS_PER_MILLISECOND),
             overdue_grace_ns=round(self.overdue_grace_ms * NANOSECONDS_PER_MILLISECOND),
             longest_window_ns=round(self.dispatch_window_ms * NANOSECONDS_PER_MILLISECOND),
+            protected_share=self.protected_share,
         )
 
     def stuck_rules(self) -> StuckRules:

@@ -87,9 +87,10 @@ def pool_rps(stage: Stage, batch: int) -> float:
 
 
 def _ceiling(setting: SimulationSetup, options: SimulationOptions, target: float) -> float:
-    """Returns a load factor no model can serve, as long as the models share no agents.
+    """Returns a load factor no model can serve.
 
-    What is queued when the run ends may still be answered: one SLO's worth.
+    A model counts as if it had the pools of its shared routes for itself; its own pools are its
+    own. What is queued when the run ends may still be answered: one SLO's worth.
     """
     highest = 0.0
     for model in setting.plan.models:

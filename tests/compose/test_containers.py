@@ -345,9 +345,13 @@ def test_agents_are_scaled_up_and_serve(
     )
     name = client.model_metadata(VISION).inputs[0].name
 
+    async def many_at_once() -> None:
+        async with catenary.AsyncClient(**cluster.connection("api_key")) as user:
+            await asyncio.gather(*(user.chat(TEXT, QUESTION, max_tokens=16) for _ in range(8)))
+
     def worked() -> set[str]:
         client.infer(VISION, {name: image}, slo_ms=SLO_MS)
-        client.chat(TEXT, QUESTION, max_tokens=4)
+        asyncio.run(many_at_once())  # one at a time, those who were there before may do it all
         return {span["instance"] for span in cluster.spans()} & {"agent-4", "agent-5"}
 
     wait_until(worked, 60, "a new agent did work")

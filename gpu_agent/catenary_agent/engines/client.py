@@ -11,7 +11,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +104,10 @@ class EngineClient:
         stream.is_closed = True
         with contextlib.suppress(RuntimeError):  # the loop is closed, and all tasks with it
             self._loop.call_soon_threadsafe(self._abort, stream)
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Calls something on the thread after a delay; only what runs on the thread may ask."""
+        return self._loop.call_later(delay_s, call)
 
     def is_serving(self) -> bool:
         """Returns True once the engine answers that it serves."""

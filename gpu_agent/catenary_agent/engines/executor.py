@@ -17,7 +17,7 @@ from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.decoders.cache.slot_book import BookedDecoder
 from catenary_agent.decoders.sampling.gumbel import stream_of
 from catenary_agent.engines.requests import EngineRequest
-from catenary_agent.engines.streams import EngineStream
+from catenary_agent.engines.streams import EnginePlaces, EngineStream
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.errors import (
     CatenaryError,
@@ -28,6 +28,8 @@ from catenary_services.errors import (
 )
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
     from catenary_agent.decoders.base import DecoderCost
     from catenary_agent.engines.child import EngineChild
     from catenary_agent.engines.client import EngineClient
@@ -43,8 +45,11 @@ ENGINE_CHUNK_TOKENS = 2_048
 """Prompt tokens that the generation loop hands on in one step, which takes it no time."""
 _SEEDS = (1 << 63) - 1
 
-TellAnswered = Callable[[int, CatenaryError | None], None]
-"""Tells the generation thread that a token of a session is here, or that none will come."""
+_ROUND_S = 0.002
+"""The longest that a token waits for those of other sessions in its round."""
+
+TellAnswered = Callable[[Sequence[int], CatenaryError | None], None]
+"""Tells the generation thread that tokens of sessions are here, or that none will come."""
 
 
 class EngineExecutor(BookedDecoder):
@@ -73,12 +78,18 @@ class EngineExecutor(BookedDecoder):
         """
         super().__init__(key, table, layout)
         self.sizes = sizes
-        self.tell: TellAnswered = lambda session, error: None
+        self.tell: TellAnswered = lambda sessions, error: None
         self.child, self._client, self._protocol, self.rounds = engine
+        self._places = EnginePlaces(self._protocol.places)
         self._largest = layout
         self._streams: dict[int, EngineStream] = {}
         self._reads: dict[int, EngineStream] = {}
         """The requests by which the engine reads the tokens of sessions that move here."""
+        self._news: list[int] = []
+        """The sessions whose tokens have come in this round, and were not told of yet; the client's
+        thread alone has them."""
+        self._telling: TimerHandle | None = None
+        """The timer that tells of them if the round has not come whole by then."""
         self.parked: set[int] = set()
         """The sessions whose next token has not come; `EngineBatcher` adds to them."""
 
@@ -106,10 +117,10 @@ class EngineExecutor(BookedDecoder):
         stream = self._streams.get(session_id)
         if stream is None:
             try:
-                request = _request_of(session)
+                request = _request_of(session, self._places.take(session_id, session.tokens))
                 body = self._protocol.body(request)
             except CatenaryError as error:
-                self.tell(session_id, error)
+                self.tell((session_id,), error)
                 return False
             stream = self._streams[session_id] = EngineStream(session_id, request)
             self._client.begin(stream, body, self)
@@ -126,7 +137,10 @@ class EngineExecutor(BookedDecoder):
         if stream is None:
             opening, parameters = session.spec.opening, SamplingParameters()
             prompt, adapter = opening.prompt_tokens, opening.adapter
-            request = EngineRequest(tuple(known), prompt, 1, parameters, 1, adapter=adapter)
+            place = self._places.take(session_id, known)
+            request = EngineRequest(
+                tuple(known), prompt, 1, parameters, 1, adapter=adapter, place=place
+            )
             stream = self._reads[session_id] = EngineStream(session_id, request)
             self._client.begin(stream, self._protocol.body(request), self)
         return stream.is_over
@@ -137,8 +151,14 @@ class EngineExecutor(BookedDecoder):
         self.rounds.asked(stream)
 
     def came(self, stream: EngineStream, delta: EngineTokens, now_ns: int) -> None:
-        self.rounds.came(stream, len(delta.token_ids), now_ns)
-        self.tell(stream.session, None)
+        # The tokens of a round come one by one, within a moment: together they are one step of the
+        # generation loop, and one frame to each gateway.
+        is_whole = self.rounds.came(stream, len(delta.token_ids), now_ns)
+        self._news.append(stream.session)
+        if is_whole:
+            self._tell_news()
+        elif self._telling is None:
+            self._telling = self._client.later(_ROUND_S, self._tell_news)
 
     def over(self, stream: EngineStream, error: CatenaryError | None) -> None:
         self.rounds.over(stream)
@@ -146,9 +166,18 @@ class EngineExecutor(BookedDecoder):
         if stream.is_closed:
             return
         if stream is self._reads.get(stream.session):
-            self.tell(stream.session, None)  # read or not: it goes on by its own request
+            self.tell((stream.session,), None)  # read or not: it goes on by its own request
         elif error is not None:
-            self.tell(stream.session, error)
+            self._tell_news()  # what came before is taken first
+            self.tell((stream.session,), error)
+
+    def _tell_news(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if self._news:
+            sessions, self._news = self._news, []
+            self.tell(sessions, None)
 
     # -- DecoderExecutor -------------------------------------------------------------------------
 
@@ -157,6 +186,7 @@ class EngineExecutor(BookedDecoder):
 
     def close_session(self, session: int) -> None:
         self.parked.discard(session)
+        self._places.leave(session)
         for streams in (self._streams, self._reads):
             stream = streams.pop(session, None)
             if stream is not None:
@@ -217,8 +247,7 @@ class EngineExecutor(BookedDecoder):
 
     def fail(self, error: CatenaryError) -> None:
         """Tells every session that the engine is gone; on any thread."""
-        for session in [*list(self._streams), *list(self._reads)]:
-            self.tell(session, error)
+        self.tell([*list(self._streams), *list(self._reads)], error)
 
     def _taken(self, item: StepItem) -> np.ndarray | None:
         if item.want == "nothing":
@@ -229,7 +258,7 @@ class EngineExecutor(BookedDecoder):
         return np.array([token])
 
 
-def _request_of(session: QueuedSession) -> EngineRequest:
+def _request_of(session: QueuedSession, place: int | None) -> EngineRequest:
     """Returns what an engine is to generate for a session from here on.
 
     Raises:
@@ -246,4 +275,6 @@ def _request_of(session: QueuedSession) -> EngineRequest:
     # The session's seed alone would give a session that goes on the noise of its beginning again.
     seed = stream_of(parameters.seed or 0, len(tokens)) & _SEEDS
     most = session.limit - len(tokens)
-    return EngineRequest(tuple(tokens), prompt, most, parameters, seed, adapter=opening.adapter)
+    return EngineRequest(
+        tuple(tokens), prompt, most, parameters, seed, adapter=opening.adapter, place=place
+    )

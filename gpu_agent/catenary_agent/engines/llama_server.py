@@ -37,6 +37,10 @@ _FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
 _WINDOW_TOKENS = 256
 """The room of a sequence is a multiple of this."""
 _ALL_LAYERS = 9_999
+_SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]
+"""Our order: `catenary_agent.decoders.sampling.sampling` has the reasons."""
+_GREEDY = ["penalties", "top_k"]
+"""The likeliest token alone is left, so that nothing is computed of all others."""
 _PARAMETER = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,2}")
 _LARK = "%llguidance {}\n"
 """The first line of a grammar that llguidance is to read."""
@@ -112,13 +116,16 @@ class LlamaServerProtocol:
     health_path = "/health"
     capacity_path = "/props"
 
-    def __init__(self, unsaid: MissingTokens, *, is_unified: bool = False) -> None:
+    def __init__(self, unsaid: MissingTokens, places: int = 0, *, is_unified: bool = False) -> None:
         """Finds tokens that are not said by `unsaid`.
 
         Args:
             unsaid: The vocabulary of the model.
-            is_unified: Whether all sequences share one room for their caches.
+            places: The number of sequences that it keeps; 0 if requests name no places.
+            is_unified: Whether all sequences share one room for their caches; then their places
+                do not matter.
         """
+        self.places = 0 if is_unified else places
         self._unsaid = unsaid
         self._is_unified = is_unified
 
@@ -134,10 +141,9 @@ class LlamaServerProtocol:
             "cache_prompt": request.reuses_prompt,
             "response_fields": ["content", "tokens", "stop", "stop_type", "tokens_predicted"],
             "ignore_eos": asked.ignore_eos,
-            # Our order: `catenary_agent.decoders.sampling.sampling` has the reasons.
-            "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+            "samplers": _GREEDY if asked.greedy else _SAMPLERS,
             "temperature": 0.0 if asked.greedy else asked.temperature,
-            "top_k": asked.top_k,
+            "top_k": 1 if asked.greedy else asked.top_k,
             "top_p": asked.top_p,
             "min_p": asked.min_p,
             "repeat_penalty": asked.repetition_penalty,
@@ -149,6 +155,8 @@ class LlamaServerProtocol:
         if asked.logprobs is not None:
             made["n_probs"] = max(1, asked.logprobs)
             made["response_fields"].append("completion_probabilities")
+        if request.place is not None:
+            made["id_slot"] = request.place
         bias = [[token, value] for token, value in asked.logit_bias]
         bias += [[only, False] for (only,) in asked.bad_token_ids]
         if bias:

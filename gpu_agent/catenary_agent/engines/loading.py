@@ -166,7 +166,8 @@ class _Starting:
             return VllmProtocol(self.booking.sessions)
         folder, size = self.reading.folder, self.table.vocabulary_size
         unsaid = MissingTokens(lambda: vocabulary_bytes(folder, size))
-        return LlamaServerProtocol(unsaid, is_unified=self.booking.is_shared)
+        booking = self.booking
+        return LlamaServerProtocol(unsaid, booking.sessions, is_unified=booking.is_shared)
 
     def command(self, cache_bytes: int) -> EngineCommand:
         # The engine has another working folder than the agent.

@@ -41,6 +41,8 @@ class EngineRequest:
     """Whether what the engine has computed of an equal beginning may be used again."""
     adapter: str = ""
     """The LoRA adapter of the model; empty for none."""
+    place: int | None = None
+    """The number of the engine's place for the sequence; None if the engine chooses one."""
 
     @property
     def least_tokens(self) -> int:
@@ -118,6 +120,8 @@ class EngineProtocol(Protocol):
     """The path that answers with 200 once the engine serves."""
     capacity_path: str
     """The path of the page that says what the engine keeps."""
+    places: int
+    """The number of places for sequences, if requests name them; 0 if the engine chooses."""
 
     def body(self, request: EngineRequest, *, whole: bool = False) -> dict[str, Any]:
         """Returns the JSON object that asks for tokens.

@@ -71,8 +71,12 @@ class EngineRounds:
             self._prompts[stream] = len(stream.request.token_ids)
             self._watch()
 
-    def came(self, stream: EngineStream, tokens: int, now_ns: Nanoseconds) -> None:
-        """Notes that tokens of a stream have come; several in one line are of one step."""
+    def came(self, stream: EngineStream, tokens: int, now_ns: Nanoseconds) -> bool:
+        """Notes that tokens of a stream have come; several in one line are of one step.
+
+        Returns:
+            True if no further token of this round is awaited: all running sequences have theirs.
+        """
         with self._lock:
             if stream in self._came:
                 self._complete()
@@ -85,6 +89,7 @@ class EngineRounds:
                 self._depths[stream] += tokens
             self._latest_ns = now_ns
             self._watch()
+            return len(self._came) >= len(self._depths)
 
     def over(self, stream: EngineStream) -> None:
         """Notes that no more tokens of a stream come."""

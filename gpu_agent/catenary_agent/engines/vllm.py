@@ -92,6 +92,7 @@ class VllmProtocol:
     path = "/v1/completions"
     health_path = "/health"
     capacity_path = "/metrics"
+    places = 0
 
     def __init__(self, sessions: int) -> None:
         """Asks for as many sequences at a time as are booked, because no page says their number."""

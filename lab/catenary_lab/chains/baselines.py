@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from catenary_lab.chains.bprr import BprrMetric
 from catenary_lab.chains.bprr_placement import BprrServer, BprrTask, bprr_placement
+from catenary_lab.chains.expected_occupancy import ExpectedOccupancy
 from catenary_lab.chains.path_dispatcher import PathDispatcher
 from catenary_lab.chains.paths import PathServer
 from catenary_lab.chains.petals import PetalsMetric
@@ -27,6 +29,9 @@ from catenary_simulator.chains.result import ChainResult, result_of
 from catenary_simulator.chains.workload import SessionWorkload
 
 MODEL = ModelKey("simulated", "1")
+KnownEnds = Literal["true", "expected"]
+"""The ends of sessions by which requests are routed: the true ones, of which servers tell when they
+have come, or those that sessions of mean size would have, which the papers' routers go by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class PlacedPaths:
 
 
 def serve_petals(
-    cluster: ChainsCluster, workload: SessionWorkload, seed: int
+    cluster: ChainsCluster, workload: SessionWorkload, seed: int, ends: KnownEnds = "true"
 ) -> ChainResult | None:
     """Returns how PETALS serves a workload; None if it leaves a block without host.
 
@@ -47,12 +52,16 @@ def serve_petals(
         cluster: The servers.
         workload: The sessions to serve.
         seed: Decides the order in which servers join.
+        ends: The ends of sessions by which requests are routed.
     """
-    return _serve(cluster, workload, petals_paths(cluster, seed))
+    return _serve(cluster, workload, petals_paths(cluster, seed, ends))
 
 
 def serve_bprr(
-    cluster: ChainsCluster, workload: SessionWorkload, rate_per_s: float
+    cluster: ChainsCluster,
+    workload: SessionWorkload,
+    rate_per_s: float,
+    ends: KnownEnds = "true",
 ) -> ChainResult | None:
     """Returns how BPRR serves a workload; None if it leaves a block without host.
 
@@ -60,11 +69,12 @@ def serve_bprr(
         cluster: The servers.
         workload: The sessions to serve.
         rate_per_s: Arrival rate that the blocks are placed for.
+        ends: The ends of sessions by which requests are routed.
     """
-    return _serve(cluster, workload, _bprr_paths(cluster, rate_per_s))
+    return _serve(cluster, workload, _bprr_paths(cluster, rate_per_s, ends))
 
 
-def petals_paths(cluster: ChainsCluster, seed: int) -> PlacedPaths:
+def petals_paths(cluster: ChainsCluster, seed: int, ends: KnownEnds = "true") -> PlacedPaths:
     """Returns the placement and dispatcher of PETALS."""
     model = _petals_model(cluster.model)
     servers = [
@@ -93,7 +103,8 @@ def petals_paths(cluster: ChainsCluster, seed: int) -> PlacedPaths:
         ],
         model.sessions(cache_bytes),
     )
-    return PlacedPaths(tuple(windows), PathDispatcher(MODEL, paths, model.blocks, metric))
+    beliefs = _beliefs(cluster, numbers, paths) if ends == "expected" else None
+    return PlacedPaths(tuple(windows), PathDispatcher(MODEL, paths, model.blocks, metric, beliefs))
 
 
 def _petals_model(model: DecoderModel) -> PetalsModel:
@@ -106,7 +117,7 @@ def _petals_model(model: DecoderModel) -> PetalsModel:
     )
 
 
-def _bprr_paths(cluster: ChainsCluster, rate_per_s: float) -> PlacedPaths:
+def _bprr_paths(cluster: ChainsCluster, rate_per_s: float, ends: KnownEnds) -> PlacedPaths:
     """Returns the placement and dispatcher of BPRR."""
     model, task = cluster.model, cluster.task(rate_per_s)
     placed = bprr_placement(
@@ -126,12 +137,30 @@ def _bprr_paths(cluster: ChainsCluster, rate_per_s: float) -> PlacedPaths:
     if not complete(placed.windows, model.blocks):
         return PlacedPaths(placed.windows, None)
     planned = [task.servers[number] for number in numbers]
+    beliefs = _beliefs(cluster, numbers, paths) if ends == "expected" else None
     metric = BprrMetric(
         [round(float(each.communication_s) * NANOSECONDS_PER_SECOND) for each in planned],
         [round(float(each.block_s) * NANOSECONDS_PER_SECOND) for each in planned],
         [placed.windows[number].blocks for number in numbers],
+        None if beliefs is None else beliefs.wait_ns,
     )
-    return PlacedPaths(placed.windows, PathDispatcher(MODEL, paths, model.blocks, metric))
+    dispatcher = PathDispatcher(MODEL, paths, model.blocks, metric, beliefs)
+    return PlacedPaths(placed.windows, dispatcher)
+
+
+def _beliefs(
+    cluster: ChainsCluster, numbers: Sequence[int], paths: Sequence[PathServer]
+) -> ExpectedOccupancy:
+    """Returns the beliefs of a router that knows how long a session of mean size takes."""
+    mean = cluster.model
+    speeds = [cluster.servers[number].speed for number in numbers]
+    travels_s = [speed.communication_s(mean.output_tokens) for speed in speeds]
+    blocks_s = [speed.block_s(mean.input_tokens, mean.output_tokens) for speed in speeds]
+
+    def service_ns(server: int, blocks: int) -> Nanoseconds:
+        return round((travels_s[server] + blocks_s[server] * blocks) * NANOSECONDS_PER_SECOND)
+
+    return ExpectedOccupancy([path.slots for path in paths], service_ns)
 
 
 def _serve(

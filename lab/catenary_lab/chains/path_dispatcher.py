@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from catenary_lab.chains.expected_occupancy import ExpectedOccupancy
 from catenary_lab.chains.paths import Occupancy, Path, PathCosts, PathFinder, PathServer
 from catenary_scheduler.dispatch.events import (
     CloseSessions,
@@ -54,6 +55,7 @@ class PathDispatcher:
         servers: The servers that host blocks, in the order in which the policy numbers them.
         blocks: Number of blocks of the model.
         costs: The costs of the policy.
+        beliefs: Beliefs by which requests are routed; None: they are routed by what servers hold.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class PathDispatcher:
         servers: Sequence[PathServer],
         blocks: int,
         costs: PathCosts,
+        beliefs: ExpectedOccupancy | None = None,
     ) -> None:
         self._model = model
+        self._beliefs = beliefs
         self._finder = PathFinder(servers, blocks, costs)
         self.occupancy = [Occupancy(server.slots) for server in servers]
         """Occupancy of each server, numbered as in `servers`."""
@@ -75,7 +79,7 @@ class PathDispatcher:
     def handle(self, event: Event, now: Nanoseconds) -> list[Command]:
         """Updates the state by one event and returns the commands that follow from it."""
         if isinstance(event, SessionRequested):
-            return self._requested(event)
+            return self._requested(event, now)
         if isinstance(event, SessionsClosed):
             return self._closed(event)
         if isinstance(event, RequestCompleted | RequestCancelled):
@@ -86,13 +90,16 @@ class PathDispatcher:
         """Returns None: nothing here waits for time to pass."""
         return None
 
-    def _requested(self, event: SessionRequested) -> list[Command]:
+    def _requested(self, event: SessionRequested, now: Nanoseconds) -> list[Command]:
         servers = None
         if event.model == self._model:
-            servers = self._finder.shortest(self.occupancy)
+            seen = self.occupancy if self._beliefs is None else self._beliefs.at(now)
+            servers = self._finder.shortest(seen)
         if servers is None:
             return [Reject(event.request, NoActivePlan.reason, "no path through all blocks")]
         path = self._finder.path(servers, self._model)
+        if self._beliefs is not None:
+            self._beliefs.routed(servers, path.hops)
         session = _Session(event.request, path)
         self._sessions[event.request] = session
         for server, hop in zip(servers, path.hops, strict=True):

@@ -42,9 +42,9 @@ def _of_pools(view: ClusterView, model: ModelPlan) -> admin_pb2.PlanPromise:
     provenance = view.provenance
     agents = {agent: view.seen(record.agent) for agent, record in view.registry.items()}
     computed = (
-        sum(_rate(pipeline) for pipeline in model.pipelines) / model.row_units,
-        max((_latency_ns(pipeline, agents) for pipeline in model.pipelines), default=0),
-        "; ".join(_slowest(pipeline) for pipeline in model.pipelines),
+        sum(_rate(pipeline) for pipeline in model.own_pipelines) / model.row_units,
+        max((_latency_ns(pipeline, agents) for pipeline in model.own_pipelines), default=0),
+        "; ".join(_slowest(pipeline) for pipeline in model.own_pipelines),
     )
     rate, latency_ns, binds = _as_noted(model, provenance) or computed
     return admin_pb2.PlanPromise(

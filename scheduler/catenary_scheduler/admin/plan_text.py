@@ -71,7 +71,8 @@ def _model(model: ModelPlan) -> list[str]:
         f" feature maps between partitions travel as {cast}."
     ]
     for number, pipeline in enumerate(model.pipelines, start=1):
-        lines += [f"  Pipeline {number}, batches of up to {_size(pipeline, model.units)}:"]
+        kind = "Pipeline" if not pipeline.is_shared else "Shared route"
+        lines += [f"  {kind} {number}, batches of up to {_size(pipeline, model.units)}:"]
         lines += [f"    {_stage(stage, pipeline.batch_size)}" for stage in pipeline.stages]
         lines += [f"    {_limits(pipeline, model.units)}"]
     return lines

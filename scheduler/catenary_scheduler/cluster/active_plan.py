@@ -96,6 +96,20 @@ class PlanActivator:
         self._callbacks.dispatch_by(reduced(plan))
         self._callbacks.plan_activated(plan)
 
+    def gains_routes(self) -> bool:
+        """Returns True if guests were loaded since that the plan in force had to do without."""
+        if self.active is None:
+            return False
+        planned = {model.model: len(model.pipelines) for model in self.active.plan.models}
+        waiting = tuple(
+            model
+            for model in self.active.placement.models
+            if planned.get(model.model, 0) < len(model.pipelines)
+            and any(pipeline.is_shared for pipeline in model.pipelines)
+        )
+        made = self._completed(Placement(waiting), PlanId(""), {}) if waiting else ()
+        return any(len(model.pipelines) > planned.get(model.model, 0) for model in made)
+
     def _completed(
         self, placement: Placement, plan_id: PlanId, problems: dict[ModelKey, str]
     ) -> Iterator[ModelPlan]:

@@ -293,6 +293,8 @@ class ClusterController:
         self._advance_rollout()
         self._move_sessions()
         self._activate_new_models()
+        if not self.is_switching and self._activator.gains_routes():
+            self._activate(self._activator.placement)
         self._leave_drained()
         self._host()
         self._hosting.tell_loaded(self._activator.placement)

@@ -74,7 +74,13 @@ class LatencyRefit:
         """Takes a report in; returns the lines that changed by it, None if none did."""
         has_moved = self._measured.observe(agent, partition, work)
         self._note_slots(agent, partition, used_block_slots)
-        return self._refit(agent, partition.model) if has_moved else None
+        return self._refit(partition.model, agent) if has_moved else None
+
+    def relinked(self) -> list[LatencyRefitted]:
+        """Takes in that links were measured to be other ones; returns the lines that changed."""
+        active = self._cluster.active
+        models = [model.model for model in active.plan.models if model.chains] if active else []
+        return [refitted for model in models if (refitted := self._refit(model)) is not None]
 
     def _note_slots(self, agent: AgentId, partition: PartitionKey, used: int) -> None:
         """Compares the cache slots in use with the book.
@@ -85,11 +91,12 @@ class LatencyRefit:
         if observed is not None:
             observed.cache_errors.add(used, self._slots.cache(agent, partition).used)
 
-    def _refit(self, agent: AgentId, model: ModelKey) -> LatencyRefitted | None:
+    def _refit(self, model: ModelKey, agent: AgentId | None = None) -> LatencyRefitted | None:
+        """Fits the lines of a model's chains anew: of those over one agent, or of all."""
         latency = self._latency()
         found: list[tuple[Hops, LatencyLines]] = []
         for chain in self._chains(model):
-            if not any(hop.agent == agent for hop in chain.hops):
+            if agent is not None and not any(hop.agent == agent for hop in chain.hops):
                 continue
             lines = _known(latency, model, chain.hops)
             if lines is not None and lines != self.lines(chain):
@@ -98,7 +105,7 @@ class LatencyRefit:
         self._refitted.update(found)
         if not found:
             return None
-        _log.info("latency_refitted", model=str(model), agent=agent, chains=len(found))
+        _log.info("latency_refitted", model=str(model), agent=agent or "", chains=len(found))
         return LatencyRefitted(model, tuple(found))
 
     # ---- what is known ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,19 +17,24 @@ from catenary_scheduler.observed.link_schedule import (
     LinkOutcome,
     LinkSchedule,
 )
-from catenary_scheduler.planning.live import LinkFigures
+from catenary_scheduler.observed.link_watch import links_in_use
+from catenary_scheduler.planning.live import LinkFigures, ServerPair
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, AgentId, Epoch, Nanoseconds
 from catenary_services.domain.plan import Agent
 from catenary_services.log import get_logger
 
 if TYPE_CHECKING:
     from catenary_scheduler.agents.registry import AgentRegistry, AgentState
+    from catenary_scheduler.cluster.controller import ClusterController
     from catenary_scheduler.dispatch.availability import Availability
+    from catenary_scheduler.feedback.latency_refit import LatencyRefit
     from catenary_scheduler.observed.links import MeasuredLinks
     from catenary_services.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
 _MOST_BYTES = 16 << 20
+_LOOK_BYTES = 1
+"""Bytes of a look, which is for the round trip only: the least that an order may name."""
 _NOTABLE = 0.05
 """A rate that differs by a larger share is told to the dispatcher."""
 _OUTCOMES = {
@@ -43,14 +49,22 @@ class LinkDeps:
     """The parts that measurements of links need, and those that hear of them."""
 
     links: MeasuredLinks
-    registry: AgentRegistry
+    cluster: ClusterController
     availability: Availability
+    latency: LatencyRefit
+    """The latency lines of chains, which go by links."""
     epoch: Callable[[], Epoch]
     feed: Callable[[Event, Nanoseconds], None]
     keep: Callable[[], None]
     """Called when there are new figures to store."""
     first_number: int
     """The number of the first order; larger than all of earlier leaders."""
+    look_ns: Nanoseconds
+    """Time between two looks at a link that chains pass."""
+
+    @property
+    def registry(self) -> AgentRegistry:
+        return self.cluster.registry
 
 
 class LinkMeasurements:
@@ -59,7 +73,7 @@ class LinkMeasurements:
     def __init__(self, deps: LinkDeps) -> None:
         self._deps = deps
         self._agents = AgentSender(deps.registry)
-        self._schedule = LinkSchedule(deps.links, deps.first_number)
+        self._schedule = LinkSchedule(deps.links, deps.first_number, deps.look_ns)
         self._told: dict[AgentId, int] = {}
         """Bytes per second of the network card of each agent, as the dispatcher has them."""
         self._shown: set[tuple[str, str]] = set()
@@ -79,13 +93,13 @@ class LinkMeasurements:
             for record in staying(self._deps.registry, self._deps.availability)
             if (agent := record.agent) and (address := address_of(record.peer))
         ]
-        order = self._schedule.next_order(ends, now, int(time.time()))
+        order = self._schedule.next_order(ends, now, int(time.time()), self._in_use())
         if order is None:
             return
         command = scheduler_pb2.MeasureLinkTo(
             number=order.number,
             peer_id=order.target.agent,
-            most_bytes=_MOST_BYTES,
+            most_bytes=_LOOK_BYTES if order.is_look else _MOST_BYTES,
             deadline_ns=ANSWER_NS,
             even_if_busy=order.even_if_busy,
         )
@@ -105,10 +119,18 @@ class LinkMeasurements:
         if outcome is LinkOutcome.MEASURED and figures is None:
             outcome = LinkOutcome.FAILED
         agent = record.agent.agent_id
+        before = self._deps.links.known
         order = self._schedule.answered(agent, said.number, outcome, figures, now, int(time.time()))
-        if order is None:
+        known = self._deps.links.known
+        if order is None or (order.is_look and known is before):
             return
-        facts = {"source": agent, "target": order.target.agent, "outcome": outcome.value}
+        figures = known.figures.get(order.pair) if outcome is LinkOutcome.MEASURED else None
+        facts = {
+            "source": agent,
+            "target": order.target.agent,
+            "outcome": outcome.value,
+            "is_look": order.is_look,
+        }
         if figures is None:
             _log.info("link_not_measured", **facts, why=said.why)
             return
@@ -119,6 +141,8 @@ class LinkMeasurements:
             bytes_per_second=figures.bytes_per_second,
         )
         self._tell(now)
+        for refitted in self._deps.latency.relinked():
+            self._deps.feed(refitted, now)
         self._deps.keep()
 
     def export(self, metrics: Metrics) -> None:
@@ -136,6 +160,13 @@ class LinkMeasurements:
             metrics.server_link_rate.remove(*gone)
             metrics.server_link_round_trip.remove(*gone)
         self._shown = shown
+
+    def _in_use(self) -> AbstractSet[ServerPair]:
+        active, registry = self._deps.cluster.active, self._deps.registry
+        if active is None:
+            return frozenset()
+        servers = {name: record.agent.server for name, record in registry.items()}
+        return links_in_use(active.plan, servers)
 
     def _tell(self, now: Nanoseconds) -> None:
         """Has the dispatcher book transfers by the new figures, where they changed notably."""

@@ -97,7 +97,9 @@ def questions_of(
 
 
 def _pool_rules(settings: SchedulerSettings) -> PlanningRules:
-    return PlanningRules(settings.plan_margin, settings.plan_max_partitions)
+    return PlanningRules(
+        settings.plan_margin, settings.plan_max_partitions, settings.plan_shared_routes
+    )
 
 
 def _chain_rules(settings: SchedulerSettings) -> ChainCluster:

@@ -179,17 +179,6 @@ class LeaderRuntime:
         self.transfer_rates = TransferRates(
             self.measured.cache_rates, self.deployments, feed, self._state_changed, registry
         )
-        self.link_measurements = LinkMeasurements(
-            LinkDeps(
-                self.measured.links,
-                registry,
-                self.availability,
-                self._epoch,
-                feed,
-                self._state_changed,
-                self.first_id,
-            )
-        )
         rules = ImpairmentRules(settings.straggler_factor, settings.silence_s / 2)
         self.impairment_detector = ImpairmentDetector(
             rules, self.availability, self._connected_agents, self.note
@@ -215,6 +204,19 @@ class LeaderRuntime:
                 agents=self.agents,
                 epoch=self._epoch,
                 feed=feed,
+            )
+        )
+        self.link_measurements = LinkMeasurements(
+            LinkDeps(
+                links=self.measured.links,
+                cluster=self.cluster,
+                availability=self.availability,
+                latency=self.sessions.latency,
+                epoch=self._epoch,
+                feed=feed,
+                keep=self._state_changed,
+                first_number=self.first_id,
+                look_ns=int(settings.link_look_s * NANOSECONDS_PER_SECOND),
             )
         )
         self.draining = Draining(

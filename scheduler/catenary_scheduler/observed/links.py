@@ -50,12 +50,21 @@ class MeasuredLinks:
         if self._links.pop(pair, None) is not None:
             self.known = ServerLinks({pair: each.figures for pair, each in self._links.items()})
 
-    def measured_s(self, pair: ServerPair, addresses: str, unix_s: int) -> int:
-        """Returns when a link was measured last; 0 if that is too long ago or was another link."""
+    def of(self, pair: ServerPair) -> MeasuredLink | None:
+        """Returns the figures of a link, however old they are; None if it was never measured."""
+        return self._links.get(pair)
+
+    def measured_s(
+        self, pair: ServerPair, addresses: str, unix_s: int, fresh_s: int = FRESH_S
+    ) -> int:
+        """Returns when a link was measured last.
+
+        Returns 0 if that is `fresh_s` seconds ago or more, or was another link.
+        """
         link = self._links.get(pair)
         if link is None or link.addresses != addresses:
             return 0
-        return link.unix_s if 0 <= unix_s - link.unix_s < FRESH_S else 0
+        return link.unix_s if 0 <= unix_s - link.unix_s < fresh_s else 0
 
     def all(self) -> Iterator[tuple[ServerPair, MeasuredLink]]:
         """Yields every link with its figures."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, HostPlacement
@@ -157,7 +157,9 @@ def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -
     if not model.pipelines:
         raise PlanInfeasible(f"{model.model}: no pipeline")
     pipelines = [
-        _pipeline(model, number, table, compute_ns) for number in range(len(model.pipelines))
+        _pipeline(model, number, table, compute_ns)
+        for number, placed in enumerate(model.pipelines)
+        if not placed.is_shared
     ]
     row = table.row_units
     in_time = [each for each in pipelines if _compute(each.stages, row) <= model.slo_ns]
@@ -167,6 +169,11 @@ def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -
             f"{model.model}: SLO of {model.slo_ns / 1e6:g} ms cannot be met, one row takes "
             f"{least / 1e6:.3f} ms of compute"
         )
+    shared = [
+        _pipeline(reduced, number, table, compute_ns)
+        for number, reduced in _measured(model, compute_ns)
+    ]
+    in_time += [each for each in shared if _compute(each.stages, row) <= model.slo_ns]
     return ModelPlan(
         model.model,
         model.slo_ns,
@@ -174,6 +181,27 @@ def _model(model: ModelPlacement, table: BlockTable, compute_ns: ComputeTimes) -
         model.float16_boundaries,
         units=table.units,
     )
+
+
+def _measured(
+    model: ModelPlacement, compute_ns: ComputeTimes
+) -> Iterator[tuple[int, ModelPlacement]]:
+    """Yields the numbers of shared pipelines, and the model with those agents that measured them.
+
+    Nobody depends on these pipelines, so what lacks of them makes no plan infeasible.
+    """
+    pipelines = list(model.pipelines)
+    for number, placed in enumerate(model.pipelines):
+        if not placed.is_shared:
+            continue
+        stages = []
+        for stage in placed.stages:
+            key = PartitionKey(model.model, stage.first_block, stage.last_block)
+            there = tuple(agent for agent in stage.agents if compute_ns.get((agent, key)))
+            stages.append(replace(stage, agents=there))
+        if all(stage.agents for stage in stages):
+            pipelines[number] = replace(placed, stages=tuple(stages))
+            yield number, replace(model, pipelines=tuple(pipelines))
 
 
 def _pipeline(
@@ -189,7 +217,7 @@ def _pipeline(
     batch = min(placed.batch_size * least, measured) if table.batched else 1
     while batch > least and _compute(stages, batch) > model.slo_ns:
         batch -= 1
-    return Pipeline(f"{model.model}/{number}", batch, stages)
+    return Pipeline(f"{model.model}/{number}", batch, stages, placed.is_shared)
 
 
 def _compute(stages: Sequence[Stage], batch: int) -> Nanoseconds:

@@ -12,6 +12,10 @@ A placement as a document (YAML or JSON)::
             partitions:
               - {blocks: [0, 4], agents: [agent-0]}
               - {blocks: [4, 10], agents: [agent-1, agent-2]}
+          - batch: 4
+            shared: true            # optional: the agents are another model's
+            partitions:
+              - {blocks: [0, 10], agents: [agent-3]}
 
 A model that generates text has chains instead of pipelines, see `chain_placement`.
 """
@@ -57,6 +61,8 @@ class PipelinePlacement:
 
     batch_size: int
     stages: tuple[StagePlacement, ...]
+    is_shared: bool = False
+    """True if its pools are those of another model, which has the first use of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,7 @@ def _model_document(model: ModelPlacement) -> dict[str, object]:
     document["pipelines"] = [
         {
             "batch": pipeline.batch_size,
+            **({"shared": True} if pipeline.is_shared else {}),
             "partitions": [
                 {"blocks": [stage.first_block, stage.last_block], "agents": list(stage.agents)}
                 for stage in pipeline.stages
@@ -220,8 +227,11 @@ def _model(entry: object, path: str, defaults: PlacementDefaults) -> ModelPlacem
 
 
 def _pipeline(entry: object, path: str) -> PipelinePlacement:
-    fields = fields_of(entry, path, required=("batch", "partitions"), optional=())
+    fields = fields_of(entry, path, required=("batch", "partitions"), optional=("shared",))
     batch = integer_of(fields["batch"], f"{path}.batch", least=1)
+    is_shared = fields.get("shared", False)
+    if not isinstance(is_shared, bool):
+        raise InvalidInput(f"{path}.shared", "must be true or false")
     stages = tuple(
         _stage(stage, f"{path}.partitions[{i}]")
         for i, stage in items_of(fields["partitions"], f"{path}.partitions")
@@ -232,7 +242,7 @@ def _pipeline(entry: object, path: str) -> PipelinePlacement:
             where = f"{path}.partitions[{i}].blocks[0]"
             raise InvalidInput(where, f"must be {expected}: partitions follow each other")
         expected = stage.last_block
-    return PipelinePlacement(batch, stages)
+    return PipelinePlacement(batch, stages, is_shared)
 
 
 def _stage(entry: object, path: str) -> StagePlacement:

@@ -21,6 +21,7 @@ from catenary_scheduler.planning.placement import (
     Placement,
     StagePlacement,
 )
+from catenary_scheduler.planning.requirements import pooled_parts
 from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
@@ -64,9 +65,13 @@ def replicated(
     room = _Room(agents, memory_share)
     ables = [able(model) if able is not None else agents for model in models]
     replicas = _replicas(models, ables, room, [_work(model, shares) for model in models])
+    splits: dict[tuple[AgentId, ...], Placement] = {}
     placed = []
     for number, (model, mine) in enumerate(zip(models, ables, strict=True)):
-        fallback = even_split(models, mine).models[number]
+        names = tuple(agent.agent_id for agent in mine)
+        if names not in splits:
+            splits[names] = even_split(models, mine)
+        fallback = splits[names].models[number]
         placed.append(_placed(model, mine, replicas.get(number, ()), room, fallback))
     return Placement(tuple(placed))
 
@@ -79,17 +84,11 @@ def without_room(
 ) -> list[AgentId]:
     """Returns the agents that have no room for all that a placement has them host."""
     of_key = {model.key: model for model in models}
-    parts = {
-        (agent, placed.model, stage.first_block, stage.last_block)
-        for placed in placement.models
-        for pipeline in placed.pipelines
-        for stage in pipeline.stages
-        for agent in stage.agents
-    }
+    parts = pooled_parts(placement)
     room = _Room(agents, memory_share)
-    for agent, key, first, last in parts:
-        room.take(agent, _size(of_key[key], first, last))
-    return sorted({agent for agent, *_ in parts if room.left(agent) < 0})
+    for agent, part in parts:
+        room.take(agent, _size(of_key[part.model], part.first_block, part.last_block))
+    return sorted({agent for agent, _ in parts if room.left(agent) < 0})
 
 
 def why_unused(models: Sequence[DeployedModel], agent: Agent, memory_share: float = 0.9) -> str:

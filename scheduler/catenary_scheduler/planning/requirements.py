@@ -96,6 +96,15 @@ def stages_of(
                 yield model, pipeline, stage
 
 
+def pooled_parts(placement: Placement) -> set[tuple[AgentId, PartitionKey]]:
+    """Returns which agents host which partitions for pipelines, each once."""
+    return {
+        (agent, partition_of(model, stage))
+        for model, _, stage in stages_of(placement)
+        for agent in stage.agents
+    }
+
+
 def partition_of(model: ModelPlacement, stage: StagePlacement) -> PartitionKey:
     return PartitionKey(model.model, stage.first_block, stage.last_block)
 
@@ -157,9 +166,9 @@ def needs_any(model: ModelPlacement, agents: Set[AgentId]) -> bool:
 
     It may then not be served at all.
     """
-    for pipeline in model.pipelines:
-        if any(agents >= set(stage.agents) for stage in pipeline.stages):
-            return True
+    own = [pipeline for pipeline in model.pipelines if not pipeline.is_shared]
+    if any(agents >= set(stage.agents) for pipeline in own for stage in pipeline.stages):
+        return True
     return any(host.agent in agents for host in model.hosts)
 
 
@@ -192,8 +201,8 @@ def missing(
 ) -> list[tuple[AgentId, PartitionKey]]:
     """Returns the agents and partitions that must still be loaded to activate a placement.
 
-    An excused agent is not waited for, as long as its pool has an agent that is ready, or its model
-    a chain without such agents.
+    An excused agent is not waited for, as long as its pool has an agent that is ready or is another
+    model's, or its model a chain without such agents.
     """
     lacking = []
     for model, pipeline, stage in stages_of(placement):
@@ -201,6 +210,7 @@ def missing(
         need = PartitionRequirement(pipeline.batch_size, model.float16_boundaries)
         late = [agent for agent in stage.agents if not hosts(agent, key, need)]
         enough = len(late) < len(stage.agents)
+        enough = enough or pipeline.is_shared
         lacking += [(agent, key) for agent in late if not (enough and excused(agent))]
     for model in placement.models:
         behind = [

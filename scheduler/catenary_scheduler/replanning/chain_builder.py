@@ -8,7 +8,13 @@ from dataclasses import dataclass, field, replace
 from catenary_scheduler.agents.deployments import Deployments
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.planning import DeployedModel, ModelPlacement, Placement
-from catenary_scheduler.planning.chains import ChainTask, Composition, best_composition, recompose
+from catenary_scheduler.planning.chains import (
+    ChainTask,
+    Composition,
+    Tuning,
+    best_composition,
+    recompose,
+)
 from catenary_scheduler.planning.live import (
     USUAL_FRAME_NS,
     ChainCluster,
@@ -97,8 +103,10 @@ class ChainBuilder:
         """Returns by how much longer the links between agents take than is assumed."""
         return self._measured.links.known.factors(agents, USUAL_FRAME_NS)
 
-    def is_quick(self, agents: Sequence[Agent]) -> bool:
-        """True if `make_now` is fast enough to be called on the event loop."""
+    def is_quick(self, agents: Sequence[Agent], loads: Mapping[ModelKey, SessionLoad]) -> bool:
+        """True if `make_now` is fast enough to be called on the event loop: nothing is replayed."""
+        if any(load.log is not None for load in loads.values()):
+            return False
         is_linked = any(factor > _NOTABLE for factor in self.link_factors(agents).values())
         return len(agents) <= (_QUICK_LINKED if is_linked else _QUICK_AGENTS)
 
@@ -124,7 +132,7 @@ class ChainBuilder:
             Unavailable: They were not composed in time.
             InternalError: The process crashed.
         """
-        if self.is_quick(request.agents):
+        if self.is_quick(request.agents, request.loads):
             return self.make_now(request, pooled)
         return _noted(await self._compose_elsewhere(self._cluster(request, pooled)))
 
@@ -135,7 +143,7 @@ class ChainBuilder:
         for model in request.models:
             load = request.loads.get(model.key, SessionLoad())
             shape = SessionShape(load.prompt_tokens, load.output_tokens)
-            loads.append(ChainLoad(model, load.rate_per_s, shape))
+            loads.append(ChainLoad(model, load.rate_per_s, shape, load.log))
         return replace(
             self._rules,
             agents=request.agents,
@@ -186,14 +194,14 @@ def _composed(found: Sequence[ChainSearch], problems: Sequence[str]) -> Composed
     )
 
 
-def compose(task: ChainTask, previous: Composition | None) -> Composition:
+def compose(task: ChainTask, previous: Composition | None, tune: Tuning = "lower") -> Composition:
     """Composes chains of one model, near the previous composition if there is one.
 
-    The number of blocks c is tuned by the lower bound.
+    The number c of sessions that every block has room for is tuned by a measure.
     """
     if previous is not None and previous.hosted:
-        return recompose(task, previous)
-    return best_composition(task, tune="lower")
+        return recompose(task, previous, tune)
+    return best_composition(task, tune)
 
 
 def _noted(composed: ComposedChains) -> ComposedChains:

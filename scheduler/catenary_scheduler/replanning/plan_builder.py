@@ -66,7 +66,11 @@ class PlanBuilder:
 
     def is_immediate(self, request: PlanRequest) -> bool:
         """True if `make_now` makes the wanted plan, and quickly."""
-        if request.generating and self._chains and not self._chains.is_quick(request.agents):
+        if (
+            request.generating
+            and self._chains
+            and not self._chains.is_quick(request.agents, request.session_loads)
+        ):
             return False
         if request.chains_only or self.mode == "even" or not request.others.models:
             return True

@@ -115,6 +115,12 @@ class Planner:
         """Counts tokens that were generated since the last call."""
         self._demand.generated(model, tokens, now)
 
+    def answered(
+        self, model: ModelKey, arrived_ns: Nanoseconds, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """Keeps a session that was answered, by which chains are tuned."""
+        self._demand.finished(model, arrived_ns, prompt_tokens, output_tokens)
+
     def session_shape(self, model: ModelKey) -> SessionShape:
         """Returns the mean lengths of a model's prompts and answers."""
         load = self.session_load(model)
@@ -274,7 +280,10 @@ class Planner:
             ),
             hosted={agent: tuple(record.loaded) for agent, record in registry.items()},
             session_loads={
-                model.key: self._demand.load(model.key, _ns(now_s))
+                model.key: replace(
+                    self._demand.load(model.key, _ns(now_s)),
+                    log=self._demand.logged(model.key, _ns(now_s)),
+                )
                 for model in self._models
                 if model.decoder is not None
             },

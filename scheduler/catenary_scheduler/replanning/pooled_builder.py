@@ -30,6 +30,7 @@ from catenary_scheduler.planning.live import (
 from catenary_scheduler.planning.pooled.problem import PoolingProblem
 from catenary_scheduler.planning.replicas import without_room
 from catenary_scheduler.planning.requirements import agents_of, only
+from catenary_scheduler.planning.shared_placement import with_shared_pipelines
 from catenary_scheduler.replanning.changed_times import Factors
 from catenary_scheduler.replanning.provenance import POOLED, PlanProvenance
 from catenary_scheduler.replanning.solver import SolverResult
@@ -38,7 +39,7 @@ from catenary_services.domain.plan import Agent
 from catenary_services.errors import PlanInfeasible
 
 if TYPE_CHECKING:
-    from catenary_scheduler.planning.comparing import PlacementThroughput
+    from catenary_scheduler.planning.comparing import Candidate, PlacementThroughput
 
 Solve = Callable[[PoolingProblem], Awaitable[SolverResult]]
 _TRANSFER = "a transfer"
@@ -160,8 +161,11 @@ class PooledBuilder:
         from catenary_scheduler.planning import comparing
 
         groups, whole = cluster.group_names, _whole(request)
-        options = {"whole replicas": comparing.candidate(problem, whole, groups)}
-        chosen = options["whole replicas"]
+        chosen = comparing.candidate(problem, whole, groups)
+        if chosen.promise.objective <= 0.0:  # where there is most room, a model may be too slow
+            whole = _whole(replace(request, able=_able_in_time(request, problem, groups)))
+            chosen = comparing.candidate(problem, whole, groups)
+        options = {"whole replicas": chosen}
         lines = _whole_in_words(problem, chosen.promise)
         remarks: list[str] = []
         if solution is not None:
@@ -194,12 +198,29 @@ class PooledBuilder:
             provenance = replace(provenance, binding=solution.plan.binding)
         present = _present(request, groups)
         return PooledBuilt(
-            chosen.placement,
+            self._shared(request, problem, chosen, groups),
             provenance,
             _factors(cluster, request.agents),
             chosen.promise.objective,
             comparing.promise_of(problem, present, groups).objective if present else 0.0,
             comparing.idle_reasons(problem, chosen.promise.in_time, groups),
+        )
+
+    def _shared(
+        self,
+        request: PooledRequest,
+        problem: PoolingProblem,
+        chosen: Candidate,
+        groups: Mapping[AgentId, str],
+    ) -> Placement:
+        """Returns the placement with routes of its models through the pools of others."""
+        if not self._rules.shared_routes:
+            return chosen.placement
+        able = {
+            model.key: {agent.agent_id for agent in request.able(model)} for model in request.models
+        }
+        return with_shared_pipelines(
+            problem, chosen.placement, groups, chosen.promise.throughput_rps, able
         )
 
     def _origins(self, cluster: LiveCluster, stated: tuple[Agent, ...]) -> list[str]:
@@ -254,6 +275,22 @@ def _whole(request: PooledRequest) -> Placement:
         able=request.able,
         shares=request.shares or None,
     )
+
+
+def _able_in_time(
+    request: PooledRequest, problem: PoolingProblem, groups: Mapping[AgentId, str]
+) -> Callable[[DeployedModel], tuple[Agent, ...]]:
+    """Returns which agents can load a model and are in time with it as a whole, if any are."""
+    models = {model.name: model for model in problem.models}
+
+    def able(deployed: DeployedModel) -> tuple[Agent, ...]:
+        model = models[str(deployed.key)]
+        limit_us = model.slo_us - model.margin_us
+        fast = {group for (group, _), us in model.latency_us.items() if us[:, 0].sum() <= limit_us}
+        every = request.able(deployed)
+        return tuple(agent for agent in every if groups.get(agent.agent_id) in fast) or every
+
+    return able
 
 
 def _hosts_of_whole(model: DeployedModel, placement: Placement) -> set[AgentId]:

@@ -27,7 +27,7 @@ from catenary_services.domain.ids import (
     Nanoseconds,
     PartitionKey,
 )
-from catenary_services.domain.plan import ModelPlan, Pipeline, Plan
+from catenary_services.domain.plan import ModelPlan, Plan
 
 _FLUSH_GRACE_NS = 5 * NANOSECONDS_PER_SECOND
 
@@ -268,6 +268,6 @@ def _without(model: ModelPlan, gone: frozenset[AgentId]) -> ModelPlan:
             for stage in pipeline.stages
         )
         if all(stage.agents for stage in stages):
-            pipelines.append(Pipeline(pipeline.pipeline_id, pipeline.batch_size, stages))
+            pipelines.append(replace(pipeline, stages=stages))
     chains = tuple(c for c in model.chains if not any(hop.agent in gone for hop in c.hops))
     return replace(model, pipelines=tuple(pipelines), chains=chains)

@@ -39,7 +39,7 @@ def model_table(
 
 def _workers(model: ModelPlan) -> int:
     """Returns the number of a model's chains, or else of the agents of its pipelines."""
-    stages = (stage for pipeline in model.pipelines for stage in pipeline.stages)
+    stages = (stage for pipeline in model.own_pipelines for stage in pipeline.stages)
     return len(model.chains) or len({agent for stage in stages for agent in stage.agents})
 
 

@@ -19,6 +19,7 @@ from catenary_scheduler.agents.registry import AgentRegistry, AgentState
 from catenary_scheduler.dispatch import CombinedDispatcher
 from catenary_scheduler.dispatch.events import DispatchBatch
 from catenary_scheduler.inflight.sessions import LiveSessions
+from catenary_scheduler.observed.link_schedule import ANSWER_NS
 from catenary_scheduler.observed.profiles import MeasuredProfiles
 from catenary_scheduler.observed.timelines import TimelineEntry, Timelines
 from catenary_scheduler.planning.latency import expected_work_ns
@@ -26,7 +27,15 @@ from catenary_scheduler.rpc.peer_quarantine import PeerQuarantine
 from catenary_scheduler.wire.messages import partition_of
 from catenary_scheduler.wire.session_messages import work_of
 from catenary_services.domain.groups import may_be_given_out
-from catenary_services.domain.ids import AgentId, BatchId, Epoch, GatewayId, Nanoseconds, SessionId
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    BatchId,
+    Epoch,
+    GatewayId,
+    Nanoseconds,
+    SessionId,
+)
 from catenary_services.errors import InvalidMessage
 from catenary_services.security.identity import Role
 
@@ -82,6 +91,7 @@ class PlausibilityChecks:
             "sessions_closed": self._sessions_closed,
             "generation_report": self._generation_report,
             "caches_sent": self._caches_sent,
+            "link_measured": self._link_measured,
         }
 
     def believes_agent(self, record: AgentState, kind: str, said: Any, now: Nanoseconds) -> bool:
@@ -248,6 +258,14 @@ class PlausibilityChecks:
             kept = [scheduler_pb2.CachesSent.Link.FromString(k.SerializeToString()) for k in known]
             del sent.links[:]
             sent.links.extend(kept)
+
+    def _link_measured(
+        self, _: AgentState, measured: scheduler_pb2.LinkMeasured, __: Nanoseconds
+    ) -> None:
+        if measured.round_trip_ns > ANSWER_NS:
+            raise InvalidMessage("LinkMeasured", "round_trip_ns", "is more than an answer may take")
+        if measured.bytes_per_second > _FASTEST_BYTES_PER_NS * NANOSECONDS_PER_SECOND:
+            raise InvalidMessage("LinkMeasured", "bytes_per_second", "no link is as fast as that")
 
     # ---- gateways ----
 

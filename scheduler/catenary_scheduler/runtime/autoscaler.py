@@ -92,7 +92,7 @@ class Autoscaler:
         self.models: dict[ModelKey, ModelScaling] = {}
         self._records: dict[str, dict[str, object]] = {}
         self._statistics = StatisticsCollector(deps.workers)
-        self.outcomes = SessionOutcomes(self._scaling_of, self._usual)
+        self.outcomes = SessionOutcomes(self._scaling_of, self._usual, deps.planner.answered)
         self._tick_ns: Nanoseconds = 0
         self._wanted = 0
         self._drains: dict[AgentId, Nanoseconds] = {}

@@ -1,4 +1,4 @@
-"""Reports arrivals, tokens and ends of sessions to the scaling of their model.
+"""Reports arrivals, tokens and ends of sessions to the scaling of their model, and to the planner.
 
 An event is only noted. The scaling, which is judged several times a second, learns of the events
 right before, in their order and with their moments.
@@ -31,7 +31,9 @@ _MOST_NOTED = 1_000
 @dataclass(slots=True)
 class _Open:
     scaling: ModelScaling
+    model: ModelKey
     arrived_ns: Nanoseconds
+    prompt_tokens: int
     objectives: TokenObjectives | None
     tokens: int = 0
 
@@ -42,6 +44,7 @@ class SessionOutcomes:
     Args:
         scaling_of: Returns the scaling of a model, which is made if there is none.
         usual: Returns the objectives of sessions of a model that name none.
+        answered: Told of every session that was answered: model, arrival, prompt and answer.
     """
 
     observes = (SessionsProgressed, RequestCompleted, SessionRequested, RequestCancelled)
@@ -50,9 +53,11 @@ class SessionOutcomes:
         self,
         scaling_of: Callable[[ModelKey], ModelScaling],
         usual: Callable[[ModelKey], TokenObjectives | None],
+        answered: Callable[[ModelKey, Nanoseconds, int, int], None],
     ) -> None:
         self._scaling_of = scaling_of
         self._usual = usual
+        self._answered = answered
         self._open: dict[RequestId, _Open] = {}
         self._noted: list[tuple[Event, Nanoseconds]] = []
         """The events since the last tick, in order."""
@@ -91,7 +96,8 @@ class SessionOutcomes:
             return  # submitted again after its stream broke
         scaling = self._scaling_of(event.model)
         arrived = event.arrived_ns if event.arrived_ns is not None else now
-        entry = _Open(scaling, arrived, event.objectives or self._usual(event.model))
+        objectives = event.objectives or self._usual(event.model)
+        entry = _Open(scaling, event.model, arrived, event.prompt_tokens, objectives)
         if event.progress is not None:
             entry.tokens = event.progress.generated_tokens
         if event.in_flight is None:
@@ -112,3 +118,5 @@ class SessionOutcomes:
         if entry is not None:
             outcome = (progress.generated_tokens, progress.first_token_ns, progress.decode_ns)
             entry.scaling.finished(outcome, entry.objectives, entry.arrived_ns, now)
+            tokens = progress.generated_tokens
+            self._answered(entry.model, entry.arrived_ns, entry.prompt_tokens, tokens)

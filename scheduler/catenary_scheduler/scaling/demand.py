@@ -5,15 +5,26 @@ answers. Chains are composed for these three numbers. They are trusted once enou
 them; until then the lengths are drawn towards the usual ones. A change counts if it exceeds a
 factor and lasts; it ends only below a lower factor (hysteresis), and compositions are some time
 apart.
+
+The last sessions that were answered are kept with their moments and lengths, too: chains are tuned
+by replaying them, for the first time as soon as there are enough.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from catenary_scheduler.planning.chains.replay import LEAST_SESSIONS, SessionLog
 from catenary_scheduler.scaling.rates import ArrivalRates
 from catenary_services.domain.ids import NANOSECONDS_PER_SECOND, ModelKey, Nanoseconds
+
+_KEPT_SESSIONS = 2_000
+"""Number of sessions of a model that are kept: of more, a replay would take seconds."""
+_KEPT_NS = 3600 * NANOSECONDS_PER_SECOND
+"""Sessions that arrived longer ago say nothing about those to come."""
+_KEPT_MODELS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,8 @@ class SessionLoad:
     rate_per_s: float = 0.1
     prompt_tokens: float = 256.0
     output_tokens: float = 128.0
+    log: SessionLog | None = field(default=None, compare=False, repr=False)
+    """The last sessions; None unless they are asked for and enough to be replayed."""
 
     def factor(self, other: SessionLoad) -> float:
         """Returns the largest ratio, at least 1, between these three numbers and another's."""
@@ -58,7 +71,7 @@ class DemandPolicy:
 class SessionDemand:
     """A follower of demand that says when to compose chains anew.
 
-    Feed it `arrived`, `generated` and `planned`; ask `decide` from time to time.
+    Feed it `arrived`, `generated`, `finished` and `planned`; ask `decide` from time to time.
     """
 
     def __init__(self, policy: DemandPolicy | None = None) -> None:
@@ -66,6 +79,10 @@ class SessionDemand:
         self._sessions = ArrivalRates(self._policy.time_constant_ns)
         self._prompts = ArrivalRates(self._policy.time_constant_ns)
         self._outputs = ArrivalRates(self._policy.time_constant_ns)
+        self._answered: dict[ModelKey, deque[tuple[Nanoseconds, int, int]]] = {}
+        """Arrival, prompt and answer of the last sessions, in the order of their ends."""
+        self._replayed: set[ModelKey] = set()
+        """The models whose sessions were replayed, or asked to be."""
         self._planned: dict[ModelKey, SessionLoad] = {}
         self._planned_ns: Nanoseconds | None = None
         self._moved_ns: Nanoseconds | None = None
@@ -80,9 +97,29 @@ class SessionDemand:
         """Counts tokens that were generated since the last call."""
         self._outputs.arrived(model, tokens, now)
 
+    def finished(
+        self, model: ModelKey, arrived_ns: Nanoseconds, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """Keeps a session that was answered, with its lengths."""
+        answered = self._answered.get(model)
+        if answered is None:
+            if len(self._answered) >= _KEPT_MODELS:
+                del self._answered[next(iter(self._answered))]
+            answered = self._answered[model] = deque(maxlen=_KEPT_SESSIONS)
+        answered.append((arrived_ns, max(1, prompt_tokens), max(1, output_tokens)))
+
+    def logged(self, model: ModelKey, now: Nanoseconds) -> SessionLog | None:
+        """Returns the sessions of the last hour that were answered; None if they are too few."""
+        kept = sorted(each for each in self._answered.get(model, ()) if each[0] > now - _KEPT_NS)
+        if len(kept) < LEAST_SESSIONS:
+            return None
+        moments, prompts, outputs = zip(*kept, strict=True)
+        return SessionLog(moments, prompts, outputs)
+
     def planned(self, loads: Mapping[ModelKey, SessionLoad], now: Nanoseconds) -> None:
         """Records that chains were composed for these loads."""
-        self._planned = dict(loads)
+        self._replayed.update(model for model, load in loads.items() if load.log is not None)
+        self._planned = {model: replace(load, log=None) for model, load in loads.items()}
         self._planned_ns = now
         self._moved_ns = None
 
@@ -122,10 +159,20 @@ class SessionDemand:
         elif factors[model] >= policy.factor and self._moved_ns is None:
             self._moved_ns = now
         lasting = self._moved_ns is not None and now - self._moved_ns >= policy.lasting_ns
-        if not lasting or now - self._planned_ns < policy.interval_ns:
+        if now - self._planned_ns < policy.interval_ns:
             return ""
+        if not lasting:
+            return self._first_log()
         load = self.load(model, now)
         return (
             f"{model} is asked for {load.rate_per_s:.2g} sessions/s of {load.prompt_tokens:.0f} and"
             f" {load.output_tokens:.0f} tokens"
         )
+
+    def _first_log(self) -> str:
+        """Returns in words whose sessions can be replayed for the first time; empty if nobody's."""
+        for model in self._planned.keys() - self._replayed:
+            if len(self._answered.get(model, ())) >= LEAST_SESSIONS:
+                self._replayed.add(model)  # asked for once, whatever comes of it
+                return f"{model} has answered {LEAST_SESSIONS} sessions, which can be replayed"
+        return ""

@@ -48,6 +48,8 @@ class Pipeline:
     pipeline_id: str
     batch_size: int
     stages: tuple[Stage, ...]
+    is_shared: bool = False
+    """True if its pools are those of another model, which has the first use of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,16 @@ class ModelPlan:
     """The goal for which sessions are moved between chains while they generate."""
     units: TokenUnits | None = None
     """The units of the pipelines' batch sizes, if the model is given texts; None: rows."""
+
+    @property
+    def own_pipelines(self) -> tuple[Pipeline, ...]:
+        """The pipelines whose pools were made for this model."""
+        return tuple([each for each in self.pipelines if not each.is_shared])
+
+    @property
+    def shared_pipelines(self) -> tuple[Pipeline, ...]:
+        """The pipelines through pools of other models."""
+        return tuple([each for each in self.pipelines if each.is_shared])
 
     @property
     def row_units(self) -> int:

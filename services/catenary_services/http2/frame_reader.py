@@ -21,7 +21,12 @@ from catenary_services.http2.frames import (
     WORD,
     ConnectionViolation,
 )
-from catenary_services.http2.limits import BLOCK_BYTES, BLOCK_FRAMES, COST_OF_FRAME
+from catenary_services.http2.limits import (
+    BLOCK_BYTES,
+    BLOCK_FRAMES,
+    COST_OF_FRAME,
+    FRAMES_AT_ONCE,
+)
 
 _head_at = frames.HEAD.unpack_from
 _word_at = WORD.unpack_from
@@ -111,7 +116,7 @@ class FrameReader:
     """The reader of one connection, which keeps what is no whole frame yet.
 
     Attributes:
-        has_more: Whether frames are left that are whole, since so many blocks of headers came.
+        has_more: Whether bytes are left for another turn, since so many frames came.
     """
 
     __slots__ = (
@@ -151,7 +156,8 @@ class FrameReader:
     def receive(self, data: bytes) -> None:
         """Takes bytes, and hands on the frames that are whole by now.
 
-        After many blocks of headers it stops; the rest is handed on when it is called again.
+        After many frames, or blocks of headers, it stops; the rest is handed on when it is called
+        again.
 
         Raises:
             ConnectionViolation: They are not HTTP/2, or what a taker of frames raises.
@@ -167,7 +173,8 @@ class FrameReader:
                 return
             self._has_preface, at = True, len(PREFACE)
         headers, on_data = self._headers, self._on_data
-        enough, self.has_more = headers.taken + self._most_blocks, False
+        enough, frames_left = headers.taken + self._most_blocks, FRAMES_AT_ONCE
+        self.has_more = False
         while end - at >= HEAD_BYTES:
             word, flags, number = _head_at(data, at)
             size, kind = word >> 8, word & 0xFF
@@ -184,8 +191,9 @@ class FrameReader:
                 on_data(flags, number, data, begin, at)
             else:
                 self._on_frame(kind, flags, number, data[begin:at])
-                if headers.taken == enough:
-                    self.has_more = at < end
-                    break
+            frames_left -= 1
+            if headers.taken == enough or not frames_left:
+                self.has_more = at < end
+                break
         if at < end:
             self._rest = data[at:]

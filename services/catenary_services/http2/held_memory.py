@@ -14,6 +14,9 @@ from catenary_services.http2.connection import ServerConnection
 
 MOST_OF_ONE_SOURCE: Final = 16 * 1024 * 1024
 """Bytes that the connections of one source may hold together."""
+LOOKED_FOR_AFTER: Final = MOST_OF_ONE_SOURCE // 4
+"""Bytes by which unfinished frames and headers may grow until those who hold most are looked for
+before it is time."""
 UNTAKEN_S: Final = 2.0
 """Seconds for which an answer must have waited to be counted."""
 _STREAM_BYTES: Final = 2_048

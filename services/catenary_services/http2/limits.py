@@ -15,6 +15,8 @@ QUEUED_BYTES: Final = 64 * 1024 * 1024
 """Bytes of answers that wait for a peer; with more, its new calls are refused."""
 MOST_WAITING_STREAMS: Final = 256
 """The most streams whose answers wait for a peer; with more, its new calls are refused."""
+FRAMES_AT_ONCE: Final = 128
+"""The most frames of one connection that are handled before others have their turn."""
 
 FLOOD_BURST: Final = 10_000
 """The most that a peer may cost without letting anything get done."""

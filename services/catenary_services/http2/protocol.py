@@ -40,6 +40,10 @@ class ConnectionOwner(Protocol[T]):
         """Has a connection go on with what it has read, after others."""
         ...
 
+    def begun(self, nbytes: int) -> None:
+        """Learns that more bytes of frames or headers came that are not finished."""
+        ...
+
 
 class ConnectionProtocol(asyncio.Protocol, Generic[T]):
     """One connection of a server.
@@ -69,6 +73,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
         self._owner = owner
         self._is_flushing = False
         self._is_paused = False
+        self._unfinished_bytes = 0
         self.transport: asyncio.Transport | None = None
         self.peer: tuple[str, int] = ("", 0)
         now_s = self._loop.time()
@@ -126,6 +131,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
             if self.connection.sending.out:
                 self._flush()
             self._read_on_or_wait()
+            self._note_unfinished()
 
     def _read_on_or_wait(self) -> None:
         """Reads further bytes, unless those that were read wait for their turn."""
@@ -136,6 +142,13 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
             self._is_paused = False
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.resume_reading()
+
+    def _note_unfinished(self) -> None:
+        """Tells the owner of more that is unfinished, which does not just wait for its turn."""
+        before, connection = self._unfinished_bytes, self.connection
+        self._unfinished_bytes = 0 if connection.has_more else connection.unfinished_bytes
+        if self._unfinished_bytes > before:
+            self._owner.begun(self._unfinished_bytes - before)
 
     def _pause_reading(self) -> None:
         if self.transport is not None and not self._is_paused:

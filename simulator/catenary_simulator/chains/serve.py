@@ -8,7 +8,14 @@ from catenary_scheduler.dispatch.chained import ChainedConfig, ChainedDispatcher
 from catenary_scheduler.dispatch.chained.queues.wait_queue import PolicyFactory
 from catenary_scheduler.dispatch.events import AgentJoined, PlanActivated
 from catenary_scheduler.planning.chains.problem import Composition
-from catenary_services.domain.ids import AgentId, ModelKey, Nanoseconds, ServerId
+from catenary_scheduler.planning.chains.replay import replayed
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_SECOND,
+    AgentId,
+    ModelKey,
+    Nanoseconds,
+    ServerId,
+)
 from catenary_services.domain.plan import Agent
 from catenary_simulator.chains.cluster import ChainsCluster
 from catenary_simulator.chains.loop import SessionDurations, SessionLoop
@@ -17,6 +24,7 @@ from catenary_simulator.chains.result import ChainResult, result_of
 from catenary_simulator.chains.workload import SessionWorkload
 
 MODEL = ModelKey("simulated", "1")
+JFFC = "jffc"
 _BYTES_PER_GB = 10**9
 
 
@@ -80,8 +88,22 @@ class ReplayEvaluator:
         """Returns the mean response in seconds; infinity if there is no chain."""
         if not composition.feasible:
             return float("inf")
+        if self._policy == JFFC:
+            return self._replayed_s(composition)
         served = serve_chains(self._cluster, composition, self._policy, self._workload)
         return served.mean_response_s
+
+    def _replayed_s(self, composition: Composition) -> float:
+        """Returns what the dispatcher would give by JFFC, as the scheduler tunes its own chains."""
+        plan = plan_of(composition, MODEL).models[0]
+        chains = sorted(plan.chains, key=lambda chain: chain.service_ns)
+        durations = SessionDurations(self._cluster, self._workload)
+        responses = replayed(
+            [chain.capacity for chain in chains],
+            self._workload.arrived_ns,
+            lambda number, rank: durations.of(number, chains[rank].hops),
+        )
+        return sum(responses) / len(responses) / NANOSECONDS_PER_SECOND
 
 
 def _agent(name: str, memory_gb: float) -> Agent:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -175,13 +175,13 @@ def test_an_engine_is_found_by_the_name_of_its_package(place: Place) -> None:
 
 def test_an_engine_that_ends_by_itself_costs_the_agent_its_device(place: Place) -> None:
     with place.loaded("llama_server") as executor:
-        told: list[tuple[int, CatenaryError | None]] = []
-        executor.tell = lambda session, error: told.append((session, error))
+        told: list[tuple[Sequence[int], CatenaryError | None]] = []
+        executor.tell = lambda sessions, error: told.append((sessions, error))
         executor._streams[7] = EngineStream(7, None)
         os.kill(executor.child.pid, signal.SIGKILL)
         until(lambda: bool(place.lost), "it is noticed")
         assert isinstance(place.lost[0], DeviceLost)
-        assert [session for session, error in told if isinstance(error, DeviceLost)] == [7]
+        assert [list(each) for each, error in told if isinstance(error, DeviceLost)] == [[7]]
 
 
 def test_the_end_of_an_engine_is_noticed_though_its_workers_live_on(place: Place) -> None:

@@ -12,6 +12,8 @@ from catenary_agent.decoders.base import CacheLayout
 from catenary_agent.engines.batcher import EngineBatcher
 from catenary_agent.engines.executor import EngineExecutor
 from catenary_agent.engines.loading import EngineHost, load_engine
+from catenary_agent.engines.requests import EngineRequest, EngineTokens
+from catenary_agent.engines.streams import EngineStream
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.context import GenerationLimits
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
@@ -28,6 +30,7 @@ from catenary_agent.supervision.steps import RunningSteps
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2, generation_pb2
 from catenary_services.domain.ids import PartitionKey
 from catenary_services.domain.model import ENGINE_OF
+from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.models.model_repository import ModelRepository
 from engines.engine_models import BLOCKS, SESSION_TOKENS, engine_model
 from engines.fake_engine import fake_python, token_at
@@ -75,7 +78,7 @@ class Agent:
             None,
             20.0,
             RunningSteps(),
-            lambda session, error: self.news.put(EngineAnswered(session, error)),
+            lambda sessions, error: self.news.put(EngineAnswered(sessions, error)),
         )
         repository = ModelRepository(folder / "models")
         self.engine: EngineExecutor = load_engine(
@@ -147,7 +150,7 @@ def test_a_session_that_began_elsewhere_goes_on_behind_its_tokens(agent: Agent) 
 def test_reports_have_the_steps_of_the_engine(agent: Agent) -> None:
     agent.open(1, 20)
     agent.run()
-    agent.loop.handle(EngineAnswered(1, None))  # late news of a session that is over
+    agent.loop.handle(EngineAnswered((1,), None))  # late news of a session that is over
     agent.loop.sessions.report(agent.batcher)
     (report,) = [
         each.message().generation_report for each in agent.loop.take_outflow().messages
@@ -173,11 +176,29 @@ def test_late_news_of_tokens_that_were_taken_wakes_nobody(tmp_path: Path) -> Non
     agent.work()
     assert agent.engine.parked == {1}
     for _ in range(3):
-        agent.loop.handle(EngineAnswered(1, None))
+        agent.loop.handle(EngineAnswered((1,), None))
         agent.work()
     assert agent.engine.parked == {1}
     assert not agent.failures()
     agent.loop.close()
+
+
+def test_tokens_of_a_round_are_told_of_together(agent: Agent) -> None:
+    request = EngineRequest(PROMPT, len(PROMPT), 50, SamplingParameters(), 1)
+    streams = [EngineStream(session, request) for session in (1, 2, 3)]
+    for each in streams:
+        agent.engine.asked(each)
+
+    def come(*which: EngineStream) -> None:
+        for each in which:
+            agent.engine.came(each, EngineTokens((MORE,)), 7)
+
+    on_thread = agent.engine._client._loop.call_soon_threadsafe
+    on_thread(come, *streams)  # the first ones are of prompts, which nobody waits for
+    on_thread(come, *streams)
+    on_thread(come, streams[0], streams[2])  # the engine is late with the second
+    told = [agent.news.get(timeout=30).session_ids for _ in range(5)]
+    assert [list(each) for each in told] == [[1], [2], [3], [1, 2, 3], [1, 3]]
 
 
 def test_closed_sessions_are_forgotten_by_the_engine(tmp_path: Path) -> None:

@@ -38,6 +38,13 @@ def said(**fields: object) -> bytes:
 
 
 class TestLlamaServer:
+    def test_a_place_is_named_where_the_agent_chooses_it(self) -> None:
+        assert "id_slot" not in llama().body(request())
+        assert llama().body(replace(request(), place=3))["id_slot"] == 3
+        unsaid = MissingTokens(lambda: PIECES)
+        assert LlamaServerProtocol(unsaid, 4).places == 4
+        assert LlamaServerProtocol(unsaid, 4, is_unified=True).places == 0
+
     def test_tokens_come_line_by_line(self) -> None:
         parser = llama().parser(request())
         assert list(parser.take(said()).token_ids) == [1]

@@ -52,6 +52,16 @@ def test_tokens_that_come_together_are_of_one_step(engine: Engine) -> None:
     assert (tokens.decode_rows, tokens.context_tokens, second) == (2, 11 + 21, (1_100, 1_130))
 
 
+def test_a_round_is_whole_once_every_running_sequence_has_its_token(engine: Engine) -> None:
+    one, other = engine.ask(10), engine.ask(20)
+    assert engine.rounds.came(one, 1, engine.now)  # nobody knows when the other prompt is read
+    assert engine.rounds.came(other, 1, engine.now)
+    assert not engine.rounds.came(one, 1, engine.now)
+    assert engine.rounds.came(other, 1, engine.now)
+    engine.rounds.over(other)
+    assert engine.rounds.came(one, 1, engine.now)
+
+
 def test_the_last_step_is_complete_when_nothing_is_left_to_do(engine: Engine) -> None:
     one = engine.ask(5)
     engine.come(one, after=40)

@@ -60,3 +60,18 @@ def test_petals_lets_sessions_wait_for_its_few_slots() -> None:
     served = serve_petals(servers, exponential(PoissonArrivals(), 1.0, (2000, 20), 200, 1), 1)
     assert served is not None
     assert served.waits_s.max() > 10
+
+
+def test_both_ways_of_routing_serve_everything_and_differ() -> None:
+    servers = cluster(4, 16)
+    workload = exponential(PoissonArrivals(), 0.2, (2000, 20), 300, 1)
+    for serve in (
+        lambda ends: serve_bprr(servers, workload, 0.2, ends),
+        lambda ends: serve_petals(servers, workload, 1, ends),
+    ):
+        by_true, by_expected = serve("true"), serve("expected")
+        assert by_true is not None
+        assert by_expected is not None
+        assert len(by_expected.responses_s) == len(by_true.responses_s) == 300
+        # Sizes are exponential, so that beliefs are wrong, and routes with them.
+        assert not np.array_equal(by_expected.responses_s, by_true.responses_s)

@@ -8,6 +8,7 @@ from itertools import permutations
 import pytest
 
 from catenary_lab.chains.bprr import BprrMetric
+from catenary_lab.chains.expected_occupancy import ExpectedOccupancy
 from catenary_lab.chains.path_dispatcher import PathDispatcher
 from catenary_lab.chains.paths import (
     Occupancy,
@@ -220,3 +221,48 @@ def test_slots_are_never_overbooked_and_all_free_in_the_end(seed: int) -> None:
             running[each.session] = each
     assert not waiting
     assert [state.free for state in dispatcher.occupancy] == [each.slots for each in servers]
+
+
+def by_expected_ends(servers: list[PathServer], costs: list[int]) -> PathDispatcher:
+    """BPRR whose router takes every session for over after 100 + its blocks at each server."""
+    hosted = [each.last_block - each.first_block for each in servers]
+    beliefs = ExpectedOccupancy(
+        [each.slots for each in servers], lambda server, blocks: 100 + costs[server] * blocks
+    )
+    metric = BprrMetric([100] * len(servers), costs, hosted, beliefs.wait_ns)
+    return PathDispatcher(MODEL, servers, max(hosted), metric, beliefs)
+
+
+def test_a_wait_is_expected_until_the_session_of_mean_size_would_end() -> None:
+    servers = [server("fast", 0, 2, slots=2), server("slow", 0, 2, slots=4)]
+    dispatcher = by_expected_ends(servers, [10, 75])
+    assert servers_of(ask(dispatcher, 0, now=0)) == ["fast"]  # is expected to end at 120
+    # fast: 120 and a wait of 120 - now; slow: 100 + 2 * 75 = 250, without a wait.
+    assert ask(dispatcher, 1, now=1) is None  # waits at fast for 119: 239
+    assert servers_of(ask(dispatcher, 2, now=2)) == ["slow"]  # the one that waits comes first
+
+
+def test_a_session_that_is_longer_than_expected_is_waited_for_all_the_same() -> None:
+    servers = [server("fast", 0, 2, slots=2), server("slow", 0, 2, slots=4)]
+    dispatcher = by_expected_ends(servers, [10, 75])
+    first = ask(dispatcher, 0, now=0)
+    assert servers_of(first) == ["fast"]
+    # At 120 it is expected to be over; in truth it holds its slots, and the next one waits.
+    assert ask(dispatcher, 1, now=120) is None
+    assert dispatcher.occupancy[0].assigned == 2
+    assert first is not None
+    (second,) = finish(dispatcher, first, now=900)
+    assert servers_of(second) == ["fast"]
+
+
+def test_what_has_ended_early_is_still_counted() -> None:
+    servers = [server("near", 0, 2), server("far", 0, 2)]
+    beliefs = ExpectedOccupancy([100, 100], lambda server, blocks: 1000)
+    metric = PetalsMetric(lambda here, there: 10 if 0 in (here, there) else 20, [1.0, 1.0], 1)
+    dispatcher = PathDispatcher(MODEL, servers, 2, metric, beliefs)
+    first = ask(dispatcher, 0, now=0)
+    assert servers_of(first) == ["near"]
+    assert first is not None
+    finish(dispatcher, first, now=10)
+    assert servers_of(ask(dispatcher, 1, now=20)) == ["far"]
+    assert servers_of(ask(dispatcher, 2, now=1000)) == ["near"]

@@ -69,3 +69,55 @@ def test_nothing_is_due_before_a_plan() -> None:
     demand = SessionDemand(POLICY)
     busy(demand, 0, 100, per_s=20)
     assert demand.decide(100 * S) == ""
+
+
+# ---- sessions that can be replayed ----
+
+
+def answered(demand: SessionDemand, count: int, begin_s: int = 0, model: ModelKey = LLM) -> None:
+    for number in range(count):
+        demand.finished(model, (begin_s + number) * S, 100 + number, number)
+
+
+def test_sessions_are_logged_in_the_order_of_arrival_once_they_are_enough() -> None:
+    demand = SessionDemand(POLICY)
+    answered(demand, 199)
+    assert demand.logged(LLM, 200 * S) is None
+    demand.finished(LLM, 5 * S // 2, 7, 8)  # came early and ended last
+    log = demand.logged(LLM, 200 * S)
+    assert log is not None
+    assert list(log.arrived_ns) == sorted(log.arrived_ns)
+    assert (log.prompt_tokens[3], log.output_tokens[3]) == (7, 8)
+    assert (log.prompt_tokens[0], log.output_tokens[0]) == (100, 1)  # nothing takes no tokens
+
+
+def test_a_log_is_bounded_in_number_and_in_age() -> None:
+    demand = SessionDemand(POLICY)
+    answered(demand, 5_000)
+    log = demand.logged(LLM, 5_000 * S)
+    assert log is not None
+    assert len(log) == 2_000
+    assert log.arrived_ns[0] == 3_000 * S
+    later = demand.logged(LLM, 7_000 * S)
+    assert later is not None
+    assert later.arrived_ns[0] > 3_400 * S
+    assert demand.logged(LLM, 9_000 * S) is None
+    for number in range(300):
+        answered(demand, 1, model=ModelKey(f"m{number}", "1"))
+    assert len(demand._answered) == 256
+
+
+def test_the_first_log_asks_for_chains_once() -> None:
+    demand = SessionDemand(POLICY)
+    demand.planned({LLM: POLICY.usual}, 0)
+    answered(demand, 199)
+    assert demand.decide(210 * S) == ""
+    answered(demand, 1, begin_s=199)
+    assert demand.decide(20 * S) == ""  # too soon after the last plan
+    assert "200 sessions" in demand.decide(210 * S)
+    assert demand.decide(220 * S) == ""
+    other = SessionDemand(POLICY)
+    answered(other, 200)
+    load = SessionLoad(0.1, 100.0, 50.0, other.logged(LLM, 200 * S))
+    other.planned({LLM: load}, 0)
+    assert other.decide(300 * S) == ""  # these chains were tuned by a log

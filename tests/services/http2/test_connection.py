@@ -27,7 +27,7 @@ from catenary_services.http2.frames import (
     window_frame,
 )
 from catenary_services.http2.header_blocks import HeaderDecoder, Headers, encoded
-from catenary_services.http2.limits import BLOCK_BYTES, ConnectionLimits
+from catenary_services.http2.limits import BLOCK_BYTES, FRAMES_AT_ONCE, ConnectionLimits
 from catenary_services.http2.stream import ServerStream
 from shared_helpers.raw_http2 import GREETING, Frame, data
 
@@ -482,3 +482,18 @@ def test_many_calls_at_once_begin_in_turns() -> None:
         side.connection.receive(b"", 0.0)
         counts.append(len(side.opener.heard))
     assert counts == [3, 6, 7]
+
+
+def test_many_frames_at_once_are_handled_in_turns() -> None:
+    side = Side()
+    side.take(GREETING)
+    side.sent()
+    pings = [frames.frame(frames.PING, 0, 0, at.to_bytes(8, "big")) for at in range(300)]
+    answered = []
+    side.connection.receive(b"".join(pings), 0.0)
+    answered.append([each.payload for each in side.sent()])
+    while side.connection.has_more:
+        side.connection.receive(b"", 0.0)
+        answered.append([each.payload for each in side.sent()])
+    assert [len(each) for each in answered] == [FRAMES_AT_ONCE, FRAMES_AT_ONCE, 44]
+    assert list(itertools.chain(*answered)) == [at.to_bytes(8, "big") for at in range(300)]

@@ -160,6 +160,32 @@ def test_replaying_bursts_reserves_more_cache_than_the_mean_rate_says() -> None:
     assert replayed(compose(task, 10**6)) == float("inf")
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_replay_by_which_c_is_tuned_gives_what_the_dispatcher_gives(seed: int) -> None:
+    """The scheduler tunes its chains by the replay, the simulator runs the dispatcher itself."""
+    chance = np.random.default_rng(seed)
+    servers = cluster_of(
+        MODEL,
+        [ServerSite(f"s{number}", GPU, float(rtt)) for number, rtt in enumerate((5, 40, 40, 300))],
+        CommunicationCost(),
+    )
+    composition = best_composition(servers.task(0.4))
+    count = 400
+    moments = np.cumsum(chance.exponential(chance.choice([0.001, 0.02], count)) * 1e9).astype(int)
+    lengths = chance.integers(1, 4000, count), chance.integers(1, 60, count)
+    workload = SessionWorkload(
+        moments.tolist(),
+        [1.0] * count,
+        lengths[0].astype(float).tolist(),
+        lengths[1].astype(float).tolist(),
+    )
+    served = serve_chains(servers, composition, "jffc", workload, checked=seed == 0)
+    assert served.waits_s.max() > 0
+    assert ReplayEvaluator(servers, workload)(composition) == pytest.approx(
+        served.mean_response_s, rel=1e-12
+    )
+
+
 def test_a_session_that_takes_an_hour_is_not_taken_for_a_silent_one() -> None:
     servers = cluster(0.0, 0.0)
     long = SessionWorkload([0, 1], [3600.0, 1.0], [2000, 2000], [20, 20])

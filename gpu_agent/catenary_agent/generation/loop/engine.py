@@ -222,9 +222,9 @@ class GenerationEngine:
         """Lets a session compute that waited for its grammar, or fails it; on any thread."""
         self._thread.post(GrammarCompiled(session_id, problem))
 
-    def engine_answered(self, session_id: int, problem: CatenaryError | None) -> None:
-        """Lets a session go on whose engine has its next token, or fails it; on any thread."""
-        self._thread.post(EngineAnswered(session_id, problem))
+    def engine_answered(self, session_ids: Sequence[int], problem: CatenaryError | None) -> None:
+        """Lets sessions go on whose engine has their next tokens, or fails them; on any thread."""
+        self._thread.post(EngineAnswered(session_ids, problem))
 
     # -- partitions ------------------------------------------------------------------------------
 

@@ -144,13 +144,14 @@ class SessionEvents:
         self._sessions.resume(session)
 
     def on_answered(self, event: EngineAnswered) -> None:
-        session = self._sessions.get(event.session_id)
-        if session is None:
-            return
-        if event.problem is not None:
-            self._sessions.fail(event.session_id, event.problem)
-        elif session.state is QUEUED:
-            session.batcher.wake(session)
+        for session_id in event.session_ids:
+            session = self._sessions.get(session_id)
+            if session is None:
+                continue
+            if event.problem is not None:
+                self._sessions.fail(session_id, event.problem)
+            elif session.state is QUEUED:
+                session.batcher.wake(session)
 
     def on_broken(self, event: SessionsBroken) -> None:
         for session_id in event.session_ids:

@@ -149,9 +149,9 @@ class GrammarCompiled:
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswered:
-    """The news that a session's next token is here, or that its engine has none."""
+    """The news that the next tokens of sessions are here, or that their engine has none."""
 
-    session_id: int
+    session_ids: Sequence[int]
     problem: CatenaryError | None
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _CPU_CHUNK_TOKENS = 64
 PROMPT_PAUSE_NS = 80_000_000
-"""The time for which a prompt may hold up the streams of a ring between two tokens: a reader hardly
-notices it, and shorter chunks cost the prompt more (see `chunk_tokens_for`)."""
+"""The time for which a prompt may hold up the streams of a ring between two of their tokens: a
+reader hardly notices it, and shorter chunks cost the prompt more (see `chunk_tokens_for`)."""
 _GENTLE_NS = 500_000_000
 _PACE_SHARE = 0.05
 """The weight of the latest step in the exponential average `BatcherWork.pace`."""

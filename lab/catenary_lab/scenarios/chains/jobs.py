@@ -31,7 +31,7 @@ from catenary_simulator.chains.cluster import (
     random_places,
 )
 from catenary_simulator.chains.result import ChainResult
-from catenary_simulator.chains.serve import ReplayEvaluator, serve_chains
+from catenary_simulator.chains.serve import JFFC, ReplayEvaluator, serve_chains
 from catenary_simulator.chains.workload import (
     RequestTrace,
     SessionWorkload,
@@ -130,9 +130,9 @@ class SystemJob:
         system = self.system
         cluster, workload, rate = self._task()
         if system.planner == "petals":
-            return Outcome(serve_petals(cluster, workload, self.requests.seed))
+            return Outcome(serve_petals(cluster, workload, self.requests.seed, system.ends))
         if system.planner == "bprr":
-            return Outcome(serve_bprr(cluster, workload, rate))
+            return Outcome(serve_bprr(cluster, workload, rate, system.ends))
         try:
             composition = self._composed(cluster, workload, rate)
         except PlanInfeasible:
@@ -173,6 +173,8 @@ class SystemJob:
         if system.replay_first is not None:
             other = replace(self.requests, first=system.replay_first)
             workload = other.workload(cluster.model)
+        if system.policy == JFFC:
+            return best_composition(task, ReplayEvaluator(cluster, workload, JFFC))
         return best_composition(task, ReplayEvaluator(cluster, workload, seeded(system.policy, 0)))
 
 

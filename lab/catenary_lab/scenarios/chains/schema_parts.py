@@ -109,6 +109,11 @@ class System(Closed):
     cache_gb: Positive | None = Field(
         None, description="Cache of one session in one block, if it is not the model's."
     )
+    ends: Literal["true", "expected"] = Field(
+        "true",
+        description="Theirs: by which ends of sessions requests are routed. true: those that come; "
+        "expected: those of sessions of mean size, as in the papers.",
+    )
 
 
 class LiveSpec(Closed):

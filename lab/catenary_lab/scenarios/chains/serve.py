@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from catenary_lab.chains.baselines import KnownEnds
 from catenary_lab.scenarios.cells import known_mean, rounded
 from catenary_lab.scenarios.chains.jobs import Outcome, SystemJob
 from catenary_lab.scenarios.chains.schema import Serve
@@ -18,6 +19,8 @@ from catenary_simulator.chains.result import together
 
 _LOGARITHMIC = 20.0
 """Bars whose heights differ by more than this factor stand on a logarithmic axis."""
+_MOST_DETAILED = 45
+"""Number of runs of which a table tells quantiles; of more it would be too long to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,12 @@ def report(scenario: Serve, results: Results) -> Findings:
     by_row: dict[str, list[dict[str, Any]]] = {}
     for fact in facts:
         by_row.setdefault(fact["case"], []).append(fact)
-    tables = [_responses(scenario, by_row), _gains(scenario, by_row)]
-    if len(by_row) * len(scenario.systems) <= 36:
+    tables = [
+        _responses(scenario, by_row),
+        _gains(scenario, by_row, "true", ""),
+        _gains(scenario, by_row, "expected", " against rivals that route by expected ends"),
+    ]
+    if len(by_row) * len(scenario.systems) <= _MOST_DETAILED:
         tables.append(_details(facts))
     runs = len(next(iter(rows(scenario))).case.settings)
     per_run = "; ".join(
@@ -124,10 +131,14 @@ def _responses(scenario: Serve, by_row: Mapping[str, list[dict[str, Any]]]) -> T
     return Table("Mean response in s (median of the chosen c)", ("", *labels), tuple(lines))
 
 
-def _gains(scenario: Serve, by_row: Mapping[str, list[dict[str, Any]]]) -> Table | None:
-    """Returns by how much our systems are faster than each of the baselines."""
+def _gains(
+    scenario: Serve, by_row: Mapping[str, list[dict[str, Any]]], ends: KnownEnds, against: str
+) -> Table | None:
+    """Returns by how much our systems are faster than the baselines that route by such ends."""
     ours = [each.label for each in scenario.systems if each.planner == "catenary"]
-    theirs = [each.label for each in scenario.systems if each.planner != "catenary"]
+    theirs = [
+        each.label for each in scenario.systems if each.planner != "catenary" and each.ends == ends
+    ]
     if not ours or not theirs:
         return None
     header = ("", *(f"{mine} vs {other}" for mine in ours for other in theirs))
@@ -137,7 +148,7 @@ def _gains(scenario: Serve, by_row: Mapping[str, list[dict[str, Any]]]) -> Table
         lines.append(
             (label, *(_gain(means[mine], means[other]) for mine in ours for other in theirs))
         )
-    return Table("Reduction of the mean response", header, tuple(lines))
+    return Table(f"Reduction of the mean response{against}", header, tuple(lines))
 
 
 def _details(facts: list[dict[str, Any]]) -> Table:

@@ -44,7 +44,9 @@ def context_of(scenario: OfDataset) -> Context:
 def plan_of(context: Context, instance: str, policy: Policy) -> Plan:
     """Returns the choice of the plan by which a policy serves an instance."""
     task = OfInstance(instance)
-    return Plan(context.dataset, task, policy.planner, policy.max_partitions, policy.margin)
+    return Plan(
+        context.dataset, task, policy.planner, policy.max_partitions, policy.margin, policy.shared
+    )
 
 
 def loads_of(scenario: LoadFactors | Attainment, policy: Policy, arrivals: str) -> list[Load]:

@@ -16,6 +16,7 @@ from catenary_lab.scenarios.pools.fluid_bound import fluid_bound
 from catenary_scheduler.dispatch import PooledDispatcher
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
+from catenary_scheduler.planning.pooled.shared_routes import with_shared_routes
 from catenary_services.errors import PlanInfeasible
 from catenary_simulator.arrivals import parse_arrivals
 from catenary_simulator.load_factor import Search, search
@@ -72,6 +73,8 @@ class Plan:
     max_partitions: int | None = None
     margin: float | None = None
     """Margin of our planner on an instance; None: its usual one."""
+    shared: bool = False
+    """True if models have routes through the pools of others, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,9 @@ def dataset_at(folder: Path) -> PlanningDataset:
 @lru_cache(maxsize=512)
 def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
     """Returns a plan and its task, made once."""
+    if plan.shared:
+        problem, own = planned(replace(plan, shared=False))
+        return problem, with_shared_routes(problem, own)
     dataset = dataset_at(plan.dataset)
     problem = plan.task.problem(dataset, plan.max_partitions)
     if plan.planner == "reference":

@@ -36,6 +36,9 @@ class Policy(Closed):
         description="Share of the SLO our planner keeps free, at most the instance's own;"
         " empty: the planner's choice.",
     )
+    shared: bool = Field(
+        False, description="Whether models have routes through the pools of others, too."
+    )
     seeds: list[int] | None = Field(
         None, min_length=1, description="Its runs, if it is not to have those of all."
     )

@@ -79,6 +79,33 @@ def decide(
     )
 
 
+def overflow(
+    queue: RowQueue, shared: tuple[Route, ...], now: Nanoseconds
+) -> DispatchDecision | None:
+    """Returns a batch for pools of other models, where no pool of the queue's own is in time.
+
+    Of the routes that leave enough to their owners the one that ends first is taken; None if there
+    is none.
+    """
+    deadline = queue.head.request.deadline
+    best: tuple[Route, Path] | None = None
+    for route in shared:
+        least = queue.least_size(route.units)
+        size = max(least, min(route.batch_size, queue.size(route.units)))
+        path = route.chain.largest(size, deadline, now)
+        if path is None or path.rows < least or not route.has_time_for(path, now):
+            continue
+        if best is None or path.finish_ns < best[1].finish_ns:
+            best = route, path
+    if best is None:
+        return None
+    route, path = best
+    due = queue.due(route, path.rows, path.finish_ns)
+    if due.size < path.rows:
+        path = route.chain.probe(due.size, now)
+    return DispatchDecision(route, path, path.rows)
+
+
 def _waiting_time(candidate: tuple[Path, Route]) -> Nanoseconds:
     return candidate[0].wait_ns
 

@@ -50,5 +50,8 @@ class PooledConfig:
     rows wait for a full batch until the last moment (`max_linger_ns`), which a gateway does not."""
     window_share: float = 0.1
     """A window is no longer than this share of a request's time."""
+    protected_share: float = 0.5
+    """A model that uses all of its pools' time but this share leaves none to other models, whatever
+    shared routes the plan has."""
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     """Conditions under which agents whose devices fail get only occasional tries."""

@@ -30,6 +30,7 @@ from catenary_scheduler.dispatch.pooled.batching import (
     DropDecision,
     WaitDecision,
     decide,
+    overflow,
 )
 from catenary_scheduler.dispatch.pooled.booked_times import BookedTimes
 from catenary_scheduler.dispatch.pooled.config import PooledConfig
@@ -38,7 +39,16 @@ from catenary_scheduler.dispatch.pooled.routes import Route
 from catenary_scheduler.dispatch.pooled.row_queue import RowQueue
 from catenary_scheduler.dispatch.pooled.tracking import Batch, Request, RowRange
 from catenary_scheduler.dispatch.pooled.windows import WINDOW_IDS
-from catenary_services.domain.ids import BatchId, ModelKey, Nanoseconds, RequestId
+from catenary_services.domain.ids import (
+    NANOSECONDS_PER_MILLISECOND,
+    BatchId,
+    ModelKey,
+    Nanoseconds,
+    RequestId,
+)
+
+_LOOK_AGAIN_NS = 5 * NANOSECONDS_PER_MILLISECOND
+"""Rows with nothing but routes through pools of others look there again this much later."""
 
 
 class PooledDispatcher:
@@ -210,14 +220,19 @@ class PooledDispatcher:
         """Decides once for the head of a queue; True if the queue has to wait now."""
         state = self._state
         routes = state.routes.of(queue.model)
-        if not routes:
+        shared = state.routes.shared_of(queue.model)
+        if not routes and not shared:
             return state.without_route(queue)
         state.counters["decisions"] += 1
         stopwatch = self._stopwatch
         began = stopwatch() if stopwatch is not None else 0
-        decision = self._elsewhere(queue, now) or decide(
-            queue, routes, self._book, self._config, now
-        )
+        decision: DispatchDecision | WaitDecision | DropDecision | None = None
+        if routes:
+            decision = self._elsewhere(queue, now) or decide(
+                queue, routes, self._book, self._config, now
+            )
+        if shared and (decision is None or isinstance(decision, DropDecision)):
+            decision = overflow(queue, shared, now) or decision
         if isinstance(decision, DispatchDecision):
             batch = BatchId(self._next_batch)
             self._next_batch += 1
@@ -232,6 +247,11 @@ class PooledDispatcher:
         if isinstance(decision, WaitDecision):
             queue.wake = decision.until
             return True
+        if decision is None:
+            is_done = state.without_route(queue)
+            if queue.wake is not None:  # a little later, there may be time left
+                queue.wake = min(queue.wake, now + _LOOK_AGAIN_NS)
+            return is_done
         until = state.wait_for_windows(queue)
         if until is not None:
             queue.wake = until
@@ -292,13 +312,17 @@ class PooledDispatcher:
         )
         state.counters["dispatched_batches"] += 1
         state.counters["dispatched_rows"] += batch_row
+        if route.idle:
+            route.spend(steps, state.now)
         if len(state.breakers):
             for hop in hops:
                 state.breakers.given(hop.agent, hop.partition, state.now)
             state.look_around()  # if that was a probe, others go elsewhere
-        if self._may_grant(queue, rows, batch_id):
+        if route.is_shared:
+            state.counters["shared_batches"] += 1
+        elif self._may_grant(queue, rows, batch_id):
             self._grant(queue.model, route, rows[0].request, steps)
-        for other in state.routes.contenders(queue.model):
+        for other in route.owners or state.routes.contenders(queue.model):
             if other in state.queues:  # its last safe moment may be earlier now
                 state.dirty[other] = None
 

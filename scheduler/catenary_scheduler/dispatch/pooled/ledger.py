@@ -30,6 +30,7 @@ _COUNTERS = (
     "decisions",
     "dispatched_batches",
     "dispatched_rows",
+    "shared_batches",
     "retried_rows",
     "overdue_batches",
     "withheld_retries",
@@ -59,7 +60,7 @@ class PooledLedger:
         self.dirty: dict[ModelKey, None] = {}
         self.queues: dict[ModelKey, RowQueue] = {}
         self.tracker = RequestTracker()
-        self.routes = RouteTable(book, availability, times)
+        self.routes = RouteTable(book, availability, times, config.protected_share)
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
         self.config = config
         self.book = book

@@ -438,7 +438,7 @@ class PooledLifecycle(PooledLedger):
         head = RowRange(request, 0, 1)
         least = [
             route.chain.least_work_ns[least_size(head, route.units) - 1]
-            for route in self.routes.of(request.model)
+            for route in self.routes.of(request.model) or self.routes.shared_of(request.model)
         ]
         return request.arrived + min(least) > request.deadline
 
@@ -446,6 +446,6 @@ class PooledLifecycle(PooledLedger):
         self.availability_seen = self.availability.version
         self.times_seen = self.times.version
         self.windows.revoke_all()
-        self.routes.rebuild(self.plan, self.agents)
+        self.routes.rebuild(self.plan, self.agents, self.now)
         self.misplaced = True
         self.dirty.update(dict.fromkeys(self.queues))

@@ -81,6 +81,10 @@ class RowQueue:
         """Returns the size of the smallest batch that has room for the first row."""
         return least_size(self.head, units)
 
+    def size(self, units: TokenUnits | None) -> int:
+        """Returns the size of a batch that is large enough for all rows."""
+        return self.rows if units is None else self.rows * units.per_text
+
     def due(self, route: Route, limit: int, finish: Nanoseconds) -> WaitingRows:
         """Returns what may be in a batch of at most `limit` that ends at `finish`."""
         units = route.units

@@ -122,13 +122,19 @@ def tune_by_bound(
 def tune_by_evaluation(
     task: ChainTask, evaluator: Evaluator, sizes: TaskSizes | None = None
 ) -> TunedCapacity | None:
-    """Returns the c with the least response by the evaluator; None if that is never finite."""
+    """Returns the c with the least response by the evaluator; None if that is never finite.
+
+    It starts with the c of the lower bound, which stays unless another one is better.
+    """
     sizes = sizes or sizes_of(task)
+    bound = tune_by_bound(task, sizes=sizes)
     best: TunedCapacity | None = None
-    for candidate in candidates(task, sizes):
-        response = evaluator(compose_at(task, sizes, candidate.c))
+    values = [] if bound is None else [bound.c]
+    values += [each.c for each in candidates(task, sizes) if bound is None or each.c != bound.c]
+    for c in values:
+        response = evaluator(compose_at(task, sizes, c))
         if math.isfinite(response) and (best is None or response < best.response_s * (1.0 - TIED)):
-            best = TunedCapacity(candidate.c, response)
+            best = TunedCapacity(c, response)
     return best
 
 

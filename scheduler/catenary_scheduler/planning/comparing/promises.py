@@ -1,6 +1,7 @@
 """The load that a placement takes within the objectives, by the block times of a planning task.
 
-Pipelines may share agents: every agent divides its time among the stages it is in so that the
+Routes through pools of other models promise nothing and do not count. Own pipelines may share
+agents, too: every agent divides its time among the stages it is in so that the
 models together take as much of the load as possible. That is a small linear program, in which
 agents that are alike (one class, the same stages) are one row.
 """
@@ -66,7 +67,8 @@ def promise_of(
     kept = []
     for placed in placement.models:
         at, model = models[str(placed.model)]
-        timed = [_timed(at, model, each, groups, classes) for each in placed.pipelines]
+        own = [each for each in placed.pipelines if not each.is_shared]
+        timed = [_timed(at, model, each, groups, classes) for each in own]
         good = [each for each in timed if each is not None]
         pipelines += good
         kept.append(replace(placed, pipelines=tuple(each.placed for each in good)))

@@ -22,8 +22,8 @@ class ClusterLines:
     of the model, in proportion to the blocks. The last norm and the projection count as blocks in
     proportion to their size. An agent that measured nothing gets the cost of the slowest agent of
     its device class, or else of the slowest of all. If nothing was measured, nothing is known,
-    because a guess must not turn requests away. Ways between agents are what was measured of the
-    links between their servers, where that is longer than what frames usually take.
+    because a guess must not turn requests away. To what frames usually take comes by how much the
+    ways between agents were measured to be longer than in one place.
     """
 
     def __init__(  # noqa: PLR0913 - what lines depend on
@@ -81,9 +81,8 @@ class ClusterLines:
         stated = receiver.link_bytes_per_second
         if sender is None:
             return stated, 0.0
-        way_ns = self._links.way_ns(sender.server, receiver.server)
         rate = self._links.rate(sender.server, receiver) if has_rows else stated
-        return rate, max(0.0, way_ns - self._hop_ns)
+        return rate, self._links.longer_ns(sender.server, receiver.server)
 
     def _source(self, hop: ChainHop) -> tuple[AgentId, PartitionKey] | None:
         own = self._sources.get(hop.agent)

@@ -25,7 +25,7 @@ from catenary_services.domain.decoder import DecoderTable
 from catenary_services.domain.latency import LatencyLines
 
 HOP_NS = 500_000.0
-"""Nanoseconds that one frame takes from agent to agent, all included, if nobody measured it."""
+"""Nanoseconds that one frame takes from agent to agent, all included, if they are in one place."""
 
 
 @dataclass(frozen=True, slots=True)

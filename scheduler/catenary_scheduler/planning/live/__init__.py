@@ -37,6 +37,7 @@ from catenary_scheduler.planning.live.generation import (
 )
 from catenary_scheduler.planning.live.groups import DeviceGroup, device_groups
 from catenary_scheduler.planning.live.links import (
+    LOCAL_WAY_NS,
     NO_LINKS,
     LinkFigures,
     ServerLinks,
@@ -54,6 +55,7 @@ from catenary_scheduler.planning.live.profiles import MeasuredTimes, corrections
 from catenary_scheduler.planning.live.roles import joined_roles
 
 __all__ = [
+    "LOCAL_WAY_NS",
     "NO_LINKS",
     "USUAL_FRAME_NS",
     "ChainCluster",

@@ -19,11 +19,21 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
 from statistics import fmean
 
 from catenary_scheduler.planning.chain_placement import ChainPlacement, HopPlacement, hosts_for
-from catenary_scheduler.planning.chains import ChainTask, ComposedChain, Composition, Server
+from catenary_scheduler.planning.chains import (
+    ChainTask,
+    ComposedChain,
+    Composition,
+    Server,
+    Tuning,
+)
+from catenary_scheduler.planning.chains.replay import (
+    LEAST_SESSIONS,
+    LogReplay,
+    SessionLog,
+)
 from catenary_scheduler.planning.even_split import DeployedModel
 from catenary_scheduler.planning.live.agent_memory import (
     AgentMemory,
@@ -44,12 +54,14 @@ from catenary_services.domain.ids import AgentId, ModelKey
 from catenary_services.domain.plan import Agent, ChainRole
 from catenary_services.errors import PlanInfeasible
 
+_NS_PER_MS, _BYTES_PER_MB = 1e6, 1e6
 _DIGITS = 9
 """Number of decimals of times in seconds: the planner gets whole nanoseconds, with which it
 computes exactly."""
 
-Compose = Callable[[ChainTask, Composition | None], Composition]
-"""Composes chains. If present chains are given, it moves as few blocks as it can."""
+Compose = Callable[[ChainTask, Composition | None, Tuning], Composition]
+"""Composes chains for the best c by a measure. If present chains are given, it moves as few blocks
+as it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,8 @@ class ChainLoad:
     deployed: DeployedModel
     rate_per_s: float
     shape: SessionShape
+    log: SessionLog | None = None
+    """The sessions that arrived lately; None if they are too few to tune chains by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,8 @@ class ChainJob:
     previous: Composition | None
     per_chain: int
     """Number of agents per chain; 0 lets the planner decide."""
+    costs: ChainCosts
+    """The times of the load's sessions."""
     role: ChainRole = "mixed"
     roles: tuple[ChainJob, ...] = ()
     """Jobs of the same model with its agents divided by role; empty if they are not divided."""
@@ -111,6 +127,8 @@ class ChainJob:
     """Memory of every agent that can load the model, by agent."""
     left_out: Mapping[str, Sequence[AgentId]] = field(default_factory=dict)
     """Agents that cannot load the model, by the reason in words."""
+    tune: Tuning = "lower"
+    """The measure by which c is tuned."""
     engines: ChainJob | None = None
     """The job of the agents whose engine serves the model whole, which `task` leaves out; None if
     there are none."""
@@ -119,6 +137,21 @@ class ChainJob:
     def model_bytes(self) -> int:
         """Bytes of the weights of the whole model, in the form in which it was imported."""
         return whole_bytes(_decoder(self.load.deployed).held(None))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """The times of a mean session on composed chains."""
+
+    costs: ChainCosts
+
+    def __call__(self, chain: ComposedChain) -> float:
+        """Returns the seconds of a session on a chain."""
+        return self.costs.session_s(_parts(chain))
+
+
+def _parts(chain: ComposedChain) -> list[tuple[AgentId, int]]:
+    return [(AgentId(hop.server), hop.blocks) for hop in chain.hops]
 
 
 def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
@@ -132,7 +165,8 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
             [each.deployed for each in cluster.loads],
             cluster.taken_bytes,
         )
-        task = _task(load, cluster, memories)
+        costs = _costs(load, cluster)
+        task = _timed(_sized(load, memories), costs)
         before = present.get(load.deployed.key)
         own = load.deployed.cache_oversubscription
         whole = {name for name, room in memories.items() if serves_whole(room.agent.runtime)}
@@ -141,9 +175,11 @@ def chain_jobs(cluster: ChainCluster) -> list[ChainJob]:
             task.among([each for each in task.servers if each.name not in whole]),
             _previous(load, before, memories.keys() - whole),
             load.deployed.partitions or cluster.partitions,
+            costs,
             oversubscription=cluster.oversubscription if own is None else own,
             memories=memories,
             left_out=left_out(load.deployed, cluster.agents),
+            tune=_tuning(load, cluster),
         )
         if whole:
             of_engines = replace(
@@ -185,7 +221,17 @@ def jobs_by_role(job: ChainJob, cluster: ChainCluster) -> tuple[ChainJob, ...]:
         task = _retimed(whole.among(servers), load, cluster)
         mine = of_role(before, role)
         previous = composition_of(mine, load.rate_per_s) if mine is not None else None
-        made.append(replace(job, load=load, task=task, previous=previous, role=role))
+        made.append(
+            replace(
+                job,
+                load=load,
+                task=task,
+                previous=previous,
+                costs=_costs(load, cluster),
+                role=role,
+                tune="lower",
+            )
+        )
     return tuple(made)
 
 
@@ -213,7 +259,7 @@ def solve_job(job: ChainJob, compose: Compose) -> Composition:
     if job.per_chain:
         return rings(job.task, job.per_chain, job.load.deployed.max_batch, job.previous)
     try:
-        return compose(job.task, job.previous)
+        return compose(job.task, job.previous, job.tune)
     except PlanInfeasible as error:
         raise PlanInfeasible(f"{job.load.deployed.key}: {error.message}") from error
 
@@ -281,7 +327,7 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     load, model = job.load, placed(job, composition)
     capacity = sum(chain.capacity for chain in model.chains)
     agents = len({host.agent for host in model.hosts})
-    how = f"of {job.per_chain} agents each" if job.per_chain else f"c = {composition.c}"
+    how = f"of {job.per_chain} agents each" if job.per_chain else _c_in_words(job, composition)
     how = "whole, by engines" if _is_of_engines(job) else how
     kind = "" if job.role == "mixed" else f"{job.role} "
     tokens = sum(chain.cache_tokens for chain in model.chains)
@@ -310,33 +356,47 @@ def explain_chains(job: ChainJob, composition: Composition) -> list[str]:
     return [*lines, *(f"{line}." for line in left_out_in_words(load.deployed, job.left_out))]
 
 
+def _c_in_words(job: ChainJob, composition: Composition) -> str:
+    if not isinstance(job.tune, LogReplay):
+        return f"c = {composition.c}"
+    sessions, mean_s = len(job.tune.log), job.tune(composition)
+    return (
+        f"c = {composition.c} by a replay of the last {sessions:,} sessions, which take"
+        f" {mean_s:.2g} s there on average"
+    )
+
+
 def _is_of_engines(job: ChainJob) -> bool:
     return all(serves_whole(job.memories[each.name].agent.runtime) for each in job.task.servers)
 
 
 def _links_in_words(job: ChainJob, composition: Composition) -> list[str]:
-    """Returns a sentence about the links that were measured to be slow, if there are any."""
-    links = job.task.links
-    if links is None:
+    """Returns a sentence about the link that binds: on which a session takes longest.
+
+    Of several chains it is the one whose sessions take the largest share of their time there.
+    """
+    passed: list[tuple[float, float, AgentId, AgentId]] = []
+    for chain in composition.chains:
+        whole_s = job.costs.session_s(_parts(chain))
+        ways = job.costs.ring_ways_s([agent for agent, _ in _parts(chain)])
+        passed += [
+            ((way_s + ways.get((other, one), 0.0)) / whole_s, whole_s, one, other)
+            for (one, other), way_s in ways.items()
+        ]
+    if not passed:
         return []
-    longer = {
-        (before, after): seconds - links[None, after]
-        for (before, after), seconds in links.items()
-        if before is not None and seconds > links[None, after]
-    }
-    pairs = {
-        (one.server, other.server)
-        for chain in composition.chains
-        for one, other in pairwise(chain.hops)
-    }
-    passed = max(pairs & longer.keys(), key=lambda pair: longer[pair], default=None)
-    key = job.load.deployed.key
-    if passed is None:
-        return [f"{key}: no chain passes any of {len(longer)} links that were measured to be slow."]
+    share, whole_s, source, target = max(passed, key=lambda each: each[0])
+    figures = job.costs.figures(source, target)
+    how = "nobody has measured it"
+    if figures is not None:
+        how = (
+            f"measured: a round trip of {figures.round_trip_ns / _NS_PER_MS:.3g} ms,"
+            f" {figures.bytes_per_second / _BYTES_PER_MB:,.1f} MB/s"
+        )
     return [
-        f"{key}: the slowest link that a chain passes is the one from {passed[0]} to {passed[1]}:"
-        f" by what was measured, a session takes {longer[passed]:.2g} s longer by it, there and"
-        " back, than by a usual one."
+        f"{job.load.deployed.key}: the link that binds is the one from {source} to {target}:"
+        f" a session takes {share * whole_s:.3g} s of its {whole_s:.3g} s ({100 * share:.0f} %) by"
+        f" it, in both directions ({how})."
     ]
 
 
@@ -356,7 +416,8 @@ def taken_by(
     return {agent: sum(sizes.values()) for agent, sizes in taken.items()}
 
 
-def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMemory]) -> ChainTask:
+def _sized(load: ChainLoad, memories: Mapping[str, AgentMemory]) -> ChainTask:
+    """Returns the task of a load without the times of its servers."""
     deployed, decoder = load.deployed, _decoder(load.deployed)
     servers = []
     for name, room in memories.items():
@@ -365,14 +426,29 @@ def _task(load: ChainLoad, cluster: ChainCluster, memories: Mapping[str, AgentMe
         most = Fraction(decoder.blocks * (block + deployed.max_batch * slot))
         memory = most if room.memory is None else max(Fraction(0), min(most, room.memory))
         servers.append(Server(name, memory, 0.0, 1.0, Fraction(block), Fraction(slot)))
-    task = ChainTask(
+    return ChainTask(
         servers=tuple(servers),
         blocks=decoder.blocks,
         block_memory=Fraction(decoder.block_bytes),
         cache_memory=Fraction(decoder.slot_bytes(deployed.session_tokens)),
         rate_per_s=load.rate_per_s,
     )
-    return _timed(task, _costs(load, cluster))
+
+
+def _tuning(load: ChainLoad, cluster: ChainCluster) -> Tuning:
+    """Returns the replay of a load's log, or the lower bound if there is too little to replay."""
+    log, shape = load.log, load.shape
+    if log is None or len(log) < LEAST_SESSIONS or shape.output_tokens <= 1.0:
+        return "lower"
+    prompts = replace(load, shape=replace(shape, output_tokens=1.0))
+    return LogReplay(
+        log.at_rate(load.rate_per_s),
+        SessionTimes(_costs(prompts, cluster)),
+        SessionTimes(_costs(load, cluster)),
+        shape.prompt_tokens,
+        shape.output_tokens,
+        load.deployed.max_batch,
+    )
 
 
 def _retimed(task: ChainTask, load: ChainLoad, cluster: ChainCluster) -> ChainTask:

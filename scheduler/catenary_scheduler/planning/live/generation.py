@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from catenary_scheduler.planning.chains.problem import Links
-from catenary_scheduler.planning.live.links import NO_LINKS, ServerLinks
+from catenary_scheduler.planning.live.links import NO_LINKS, LinkFigures, ServerLinks
 from catenary_services.domain.decoder import AllocatedSizes, DecoderTable
 from catenary_services.domain.ids import (
     NANOSECONDS_PER_SECOND,
@@ -23,7 +23,7 @@ _FLOP_PER_SECOND = 50e9
 _FLOP_PER_BYTE = 0.5
 """Operations per byte of a weight (4 bytes, one multiplication and one addition) and token."""
 USUAL_FRAME_NS = 1_000_000.0
-"""Nanoseconds that one frame takes from agent to agent, all included, if nobody measured longer."""
+"""Nanoseconds that one frame takes from agent to agent, all included, if they are in one place."""
 _HOP_S = USUAL_FRAME_NS / NANOSECONDS_PER_SECOND
 _HIDDEN_VALUE_BYTES = 4
 _LONGEST_S = 1_000.0
@@ -94,8 +94,8 @@ class ChainCosts:
     norm and the projection to the vocabulary count as a number of blocks in proportion to their
     size.
 
-    Frames between agents are assumed to take a millisecond, and longer where the links between
-    their servers were measured to take longer.
+    Frames between agents are assumed to take a millisecond, and what the way between their servers
+    was measured to be longer than one in one place.
     """
 
     def __init__(  # noqa: PLR0913 - what a cost depends on
@@ -150,6 +150,16 @@ class ChainCosts:
         frame_s = _HOP_S + self._longer_s(source, target)
         return self._travel_s(frame_s, self._links.rate(sender.server, receiver))
 
+    def figures(self, source: AgentId, target: AgentId) -> LinkFigures | None:
+        """Returns what was measured of the link between two agents; None if nothing was."""
+        sender, receiver = self._agents.get(source), self._agents.get(target)
+        if sender is None or receiver is None or sender.server == receiver.server:
+            return None
+        known = self._links.figures
+        return known.get((sender.server, receiver.server)) or known.get(
+            (receiver.server, sender.server)
+        )
+
     def links(self, agents: Sequence[AgentId]) -> Links | None:
         """Returns the seconds of a mean session on every link, for the planner of chains.
 
@@ -177,13 +187,27 @@ class ChainCosts:
 
     def service_ns(self, hops: Sequence[ChainHop]) -> Nanoseconds:
         """Returns T_k of a chain in nanoseconds: the sum over its servers, and the model's head."""
-        first, last = hops[0].agent, hops[-1].agent
-        seconds = self.communication_s(first)
-        seconds += self._shape.output_tokens * self._longer_s(last, first)
-        seconds += sum(self.way_s(one.agent, other.agent) for one, other in pairwise(hops))
-        seconds += sum(self.block_s(hop.agent) * hop.blocks for hop in hops)
-        seconds += self.block_s(last) * self._head_blocks(last)
+        seconds = self.session_s([(hop.agent, hop.blocks) for hop in hops])
         return max(1, round(seconds * NANOSECONDS_PER_SECOND))
+
+    def session_s(self, parts: Sequence[tuple[AgentId, int]]) -> float:
+        """Returns T_k of a chain in seconds, given the agents in order and the blocks of each."""
+        last = parts[-1][0]
+        seconds = self.communication_s(parts[0][0])
+        seconds += sum(self.ring_ways_s([agent for agent, _ in parts]).values())
+        seconds += sum(self.block_s(agent) * blocks for agent, blocks in parts)
+        return seconds + self.block_s(last) * self._head_blocks(last)
+
+    def ring_ways_s(self, agents: Sequence[AgentId]) -> dict[tuple[AgentId, AgentId], float]:
+        """Returns the seconds of a session on every way between the agents of a ring.
+
+        From the last agent to the first only tokens travel. What that usually takes counts as the
+        way to the first agent, so here it is what the way is longer.
+        """
+        ways = {(one, other): self.way_s(one, other) for one, other in pairwise(agents)}
+        last, first = agents[-1], agents[0]
+        back_s = self._shape.output_tokens * self._longer_s(last, first)
+        return {**ways, (last, first): back_s} if last != first else ways
 
     def _travel_s(self, frame_s: float, rate: int) -> float:
         row_bytes = self._decoder.hidden_size * _HIDDEN_VALUE_BYTES
@@ -191,12 +215,11 @@ class ChainCosts:
         return self._shape.output_tokens * frame_s + prompt_s
 
     def _longer_s(self, source: AgentId, target: AgentId) -> float:
-        """Returns by how many seconds a frame takes longer than is assumed."""
+        """Returns by how many seconds a frame takes longer than in one place."""
         sender, receiver = self._agents.get(source), self._agents.get(target)
         if sender is None or receiver is None:
             return 0.0
-        way_ns = self._links.way_ns(sender.server, receiver.server)
-        return max(0.0, way_ns / NANOSECONDS_PER_SECOND - _HOP_S)
+        return self._links.longer_ns(sender.server, receiver.server) / NANOSECONDS_PER_SECOND
 
     def _pass_s(self, cost: GenerationCost) -> float:
         shape = self._shape

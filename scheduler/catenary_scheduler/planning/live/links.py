@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from catenary_services.domain.ids import ModelKey, Nanoseconds, ServerId
 from catenary_services.domain.plan import Agent
 
+LOCAL_WAY_NS = 250_000
+"""Nanoseconds of a way that is part of what a frame usually takes: the half of a round trip between
+agents in one place. The rest of it is their work, which a longer way does not shorten."""
 ServerPair = tuple[ServerId, ServerId]
 """The server that sends, and the one that receives."""
 
@@ -30,13 +33,13 @@ class ServerLinks:
 
     figures: Mapping[ServerPair, LinkFigures] = field(default_factory=dict)
 
-    def way_ns(self, source: ServerId, target: ServerId) -> float:
-        """Returns the nanoseconds that a small frame is on its way; 0 if nobody measured that.
+    def longer_ns(self, source: ServerId, target: ServerId) -> float:
+        """Returns by how many nanoseconds a frame is longer on its way than in one place.
 
-        It is half a round trip, which is the same in both directions.
+        It is the same in both directions, and 0 if nobody measured the link.
         """
         found = self.figures.get((source, target)) or self.figures.get((target, source))
-        return found.round_trip_ns / 2 if found is not None and source != target else 0.0
+        return _longer_ns(found) if found is not None and source != target else 0.0
 
     def rate(self, source: ServerId, target: Agent) -> int:
         """Returns the bytes per second from a server to an agent: the lesser of two figures.
@@ -57,7 +60,7 @@ class ServerLinks:
 
         Args:
             agents: The agents, with what they state of their network cards.
-            usual_ns: Nanoseconds that a small frame is assumed to be on its way.
+            usual_ns: Nanoseconds that a frame is assumed to take from agent to agent.
         """
         stated: dict[ServerId, int] = {}
         for agent in agents:
@@ -67,8 +70,7 @@ class ServerLinks:
         for (source, target), link in self.figures.items():
             if source in stated and target in stated:
                 name = f"the link from {source} to {target}"
-                way_ns = max(usual_ns, link.round_trip_ns / 2)
-                found["a frame", name] = way_ns / usual_ns
+                found["a frame", name] = (usual_ns + _longer_ns(link)) / usual_ns
                 found["a prompt", name] = max(1.0, stated[target] / max(1, link.bytes_per_second))
         return found
 
@@ -83,6 +85,10 @@ class ServerLinks:
             for end in ((source, True), (target, False)):
                 best[end] = max(best.get(end, 0), found.bytes_per_second)
         return tuple(_limited(agent, best) for agent in agents)
+
+
+def _longer_ns(link: LinkFigures) -> float:
+    return max(0.0, link.round_trip_ns / 2 - LOCAL_WAY_NS)
 
 
 def _limited(agent: Agent, best: Mapping[tuple[ServerId, bool], int]) -> Agent:

@@ -77,6 +77,8 @@ class PlanningRules:
     margin: float = 0.4
     """Share of the SLO that is kept free for queueing, noise and contention (PPipe: 0.4)."""
     max_partitions: int = 3
+    shared_routes: bool = True
+    """True if models get routes through the pools of others."""
 
 
 def pooling_problem(cluster: LiveCluster, rules: PlanningRules) -> PoolingProblem:

@@ -97,12 +97,27 @@ class PooledPipeline:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedRoute:
+    """A way of a model through the pools of a pipeline of another model."""
+
+    host: int
+    """Index of the other model in the plan."""
+    host_pipeline: int
+    """Index of the pipeline of that model."""
+    pipeline: PooledPipeline
+    """Blocks of the model itself on the pools of that pipeline. Its throughput is what it would
+    reach if it had them for itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class PooledModelPlan:
     """Pipelines that serve one model. `throughput_rps` is the sum over them."""
 
     name: str
     throughput_rps: float
     pipelines: tuple[PooledPipeline, ...]
+    shared: tuple[SharedRoute, ...] = ()
+    """Ways through pools of others, which promise nothing and count in no objective."""
 
 
 @dataclass(frozen=True, slots=True)

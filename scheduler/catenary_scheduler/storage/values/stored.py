@@ -54,9 +54,10 @@ class _StoredStage(Struct, frozen=True):
     agents: list[Name]
 
 
-class _StoredPipeline(Struct, frozen=True):
+class _StoredPipeline(Struct, frozen=True, omit_defaults=True):
     batch: Count
     partitions: list[_StoredStage]
+    shared: bool | UnsetType = UNSET
 
 
 class _StoredHop(Struct, frozen=True, omit_defaults=True):

@@ -17,7 +17,7 @@ from catenary_services.grpc.server.methods import MethodTable
 from catenary_services.grpc.server.receiving_budget import ReceivingBudget
 from catenary_services.grpc.server.request_head import RequestHead
 from catenary_services.http2.connection import StreamOpener
-from catenary_services.http2.held_memory import held_bytes, surplus
+from catenary_services.http2.held_memory import LOOKED_FOR_AFTER, held_bytes, surplus
 from catenary_services.http2.limits import ConnectionLimits
 from catenary_services.http2.protocol import ConnectionProtocol
 from catenary_services.log import get_logger
@@ -81,6 +81,7 @@ class GrpcServer:
         self._calls_of: dict[str, int] = {}
         self._turns: dict[ConnectionProtocol[RequestHead], None] = {}
         self._is_turning = False
+        self._begun_bytes = 0
         self._connections: dict[CallConnection, None] = {}
         self._listeners: list[TcpListener] = []
         self._refused = 0
@@ -215,6 +216,14 @@ class GrpcServer:
         """
         self._turns[connection] = None
         self._take_turns_soon()
+
+    def begun(self, nbytes: int) -> None:
+        """Looks for those who hold most once much was begun, and not only when it is time."""
+        self._begun_bytes += nbytes
+        if self._begun_bytes > LOOKED_FOR_AFTER:
+            self._begun_bytes = 0
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._end_largest, loop.time())
 
     def _take_turns_soon(self) -> None:
         if self._turns and not self._is_turning:

@@ -97,11 +97,13 @@ def test_an_evaluator_is_asked_once_per_placement_and_obeyed() -> None:
         return math.inf if composition.capacity < 8 else 1.0 / composition.total_rate_per_s
 
     chosen = best_composition(task, evaluator)
-    assert asked == [candidate.c for candidate in candidates(task, sizes_of(task))]
+    every, bound = [each.c for each in candidates(task, sizes_of(task))], tune_by_bound(task)
+    assert bound is not None
+    assert asked == [bound.c, *(c for c in every if c != bound.c)]
     assert len(asked) < task.largest_c / 5
     assert chosen.total_rate_per_s == max(compose(task, c).total_rate_per_s for c in asked)
     assert tune_by_evaluation(task, lambda _: math.inf) is None
-    assert tune_by_evaluation(task, lambda _: 1.0).c == 1  # type: ignore[union-attr]
+    assert tune_by_evaluation(task, lambda _: 1.0).c == bound.c  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("tune", ["lower", "upper", "surrogate"])

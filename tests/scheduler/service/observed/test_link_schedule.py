@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from catenary_scheduler.observed.link_schedule import (
     ANSWER_NS,
+    IN_USE_FRESH_S,
+    LOOK_NS,
     MOST_BUSY,
     MOST_SERVERS,
     SPACING_NS,
@@ -41,6 +43,7 @@ class Clockwork:
         self.links = MeasuredLinks()
         self.schedule = LinkSchedule(self.links, 100)
         self.ends = list(ends)
+        self.in_use: set[ServerPair] = set()
         self.now = 0
         self.began_unix_s = 1_790_000_000
 
@@ -51,14 +54,19 @@ class Clockwork:
     def next(self, within_s: int = 60) -> LinkOrder | None:
         """Returns the next order, looked for once a second."""
         for _ in range(within_s):
-            order = self.schedule.next_order(self.ends, self.now, self.unix_s)
+            order = self.schedule.next_order(self.ends, self.now, self.unix_s, self.in_use)
             if order is not None:
                 return order
             self.now += SECOND
         return None
 
-    def answer(self, order: LinkOrder, outcome: LinkOutcome = LinkOutcome.MEASURED) -> None:
-        figures = FIGURES if outcome is LinkOutcome.MEASURED else None
+    def answer(
+        self,
+        order: LinkOrder,
+        outcome: LinkOutcome = LinkOutcome.MEASURED,
+        found: LinkFigures = FIGURES,
+    ) -> None:
+        figures = found if outcome is LinkOutcome.MEASURED else None
         agent = order.source.agent
         taken = self.schedule.answered(agent, order.number, outcome, figures, self.now, self.unix_s)
         assert taken == order
@@ -231,3 +239,109 @@ def test_whatever_comes_one_order_is_under_way_and_only_to_who_is_there(
             waiting = None
     assert numbers == sorted(set(numbers))
     assert all(pair[0] != pair[1] for pair, _ in work.links.all())
+
+
+# ---- links that chains pass ----
+
+PAIR = (ServerId("a"), ServerId("b"))
+
+
+def in_use() -> Clockwork:
+    """Two machines whose links are known, one of which chains pass."""
+    work = Clockwork(end("a"), end("b"))
+    work.all(5)
+    work.in_use = {PAIR}
+    return work
+
+
+def test_a_link_in_use_is_looked_at_every_minute_also_at_work() -> None:
+    work = in_use()
+    began = work.now
+    for _ in range(3):
+        order = work.next(200)
+        assert order is not None
+        assert (order.pair, order.is_look, order.even_if_busy) == (PAIR, True, True)
+        work.answer(order, found=LinkFigures(FIGURES.round_trip_ns + 50_000, 1))
+        assert work.links.known.figures[PAIR] == FIGURES  # a look tells no rate, and this no change
+    assert LOOK_NS * 3 <= work.now - began <= LOOK_NS * 3 + 40 * SECOND
+
+
+def test_a_link_that_became_long_is_measured_in_full_after_two_looks() -> None:
+    work = in_use()
+    longer = LinkFigures(50 * FIGURES.round_trip_ns, 1)
+    first = work.next(200)
+    assert first is not None
+    work.answer(first, found=longer)
+    assert work.links.known.figures[PAIR] == FIGURES
+    second = work.next(10)
+    assert second is not None
+    assert second.is_look
+    work.answer(second, found=longer)
+    back = (PAIR[1], PAIR[0])
+    for pair in (PAIR, back):  # a round trip is the same in both directions
+        assert work.links.known.figures[pair] == LinkFigures(longer.round_trip_ns, 6_250_000)
+    for pair in (PAIR, back):
+        whole = work.next(10)
+        assert whole is not None
+        assert (whole.pair, whole.is_look) == (pair, False)
+        work.answer(whole, found=LinkFigures(longer.round_trip_ns, 1_000_000))
+        assert work.links.known.figures[pair] == LinkFigures(longer.round_trip_ns, 1_000_000)
+    assert work.next(40) is None
+
+
+def test_looks_and_measurements_of_unknown_links_take_turns() -> None:
+    servers = "abcdefgh"
+    work = Clockwork(*(end(name) for name in servers))
+    pairs = list(permutations(servers, 2))
+    work.in_use = {(ServerId(a), ServerId(b)) for a, b in pairs[-20:]}
+    orders = []
+    for _ in pairs:
+        order = work.next()
+        assert order is not None
+        orders.append(order)
+        work.answer(order)
+    assert {order.pair for order in orders[:20]} == work.in_use  # these first
+    # A minute later the first of them are due, while others are not known yet.
+    looks = [order.is_look for order in orders]
+    first = looks.index(True)
+    assert looks[first:] == ([True, False] * len(looks))[: len(looks) - first]
+    assert first <= 32
+
+
+def test_a_look_that_is_not_answered_is_made_again_a_period_later() -> None:
+    work = in_use()
+    order = work.next(200)
+    assert order is not None
+    work.now += ANSWER_NS + 10 * SECOND
+    assert work.next(30) is None
+    again = work.next(60)
+    assert again is not None
+    assert again.is_look
+    assert work.links.known.figures[PAIR] == FIGURES
+
+
+def test_a_link_in_use_is_measured_in_full_again_sooner_than_others() -> None:
+    work = in_use()
+    work.now += (IN_USE_FRESH_S + 60) * SECOND
+    seen = set()
+    for _ in range(4):
+        order = work.next(10)
+        if order is not None:
+            seen.add((order.pair, order.is_look))
+            work.answer(order)
+    assert seen == {(PAIR, False)}
+
+
+def test_a_whole_measurement_at_work_does_not_make_a_link_in_use_longer_by_itself() -> None:
+    work = in_use()
+    work.now += (IN_USE_FRESH_S + 60) * SECOND
+    order = work.next(10)
+    assert order is not None
+    assert not order.is_look
+    work.answer(order, found=LinkFigures(9 * FIGURES.round_trip_ns, 5_000_000))
+    assert work.links.known.figures[PAIR] == LinkFigures(FIGURES.round_trip_ns, 5_000_000)
+    look = work.next(10)  # at once
+    assert look is not None
+    assert look.is_look
+    work.answer(look, found=LinkFigures(8 * FIGURES.round_trip_ns, 1))
+    assert work.links.known.figures[PAIR] == LinkFigures(8 * FIGURES.round_trip_ns, 5_000_000)

@@ -134,6 +134,33 @@ async def test_only_the_chains_are_composed_anew_when_demand_drifts(
     assert bench.planner.answers == 2  # composed for this load now
 
 
+async def test_chains_are_tuned_by_a_replay_of_what_was_answered_beside_the_event_loop(
+    deployments: Deployments,
+) -> None:
+    bench = Bench(deployments, registry("a", "b"))
+    before = bench.follow()
+    assert before is not None
+    assert bench.elsewhere == []
+    for number in range(199):
+        bench.planner.answered(LLM, (number - 199) * S, 10 + number % 7, 5 + number % 50)
+    bench.follow(101.0)
+    assert bench.planner.answers == 1
+    bench.planner.answered(LLM, 0, 10, 20)
+    after = bench.follow(102.0)
+    assert after == before  # serves until the others are composed
+    await until(lambda: bench.planner.answers == 2, "an answer")
+    (cluster,) = bench.elsewhere
+    (load,) = cluster.loads
+    assert load.log is not None
+    assert len(load.log) == 200
+    assert bench.planner.provenance is not None
+    said = " ".join(bench.planner.provenance.in_words())
+    assert "by a replay of the last 200 sessions" in said
+    assert "llm:1 has answered 200 sessions" in bench.planner.cause
+    bench.follow(300.0)
+    assert bench.planner.answers == 2
+
+
 async def test_chains_are_searched_for_anew_once_all_their_agents_have_measured_the_model(
     deployments: Deployments,
 ) -> None:

@@ -234,6 +234,23 @@ async def test_connections_that_hold_much_together_end_and_no_others(
             client.close()
 
 
+async def test_who_begins_much_at_once_is_looked_for_before_it_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = "catenary_services.grpc.server.server"
+    monkeypatch.setattr(f"{place}.surplus", partial(surplus, most_bytes=20_000))
+    monkeypatch.setattr(f"{place}.LOOKED_FOR_AFTER", 40_000)
+    monkeypatch.setattr(f"{place}._LOOK_S", 3_600.0)
+    async with served() as (port, _, server):
+        clients = [await RawClient.connect(port) for _ in range(3)]
+        await until(lambda: server.connections == 3)
+        for client in clients:
+            client.send(frame(frames.HEADERS, 0, 1, bytes(16_000)))
+        await until(lambda: server.connections == 1)
+        for client in clients:
+            client.close()
+
+
 async def test_a_thousand_calls_at_once_are_all_answered_and_others_between_them() -> None:
     async with served() as (port, _, server):
         many, one = [await RawClient.connect(port) for _ in range(2)]

@@ -37,9 +37,12 @@ class ChatTemplate:
         """
         environment = _environment()
         self.source = source
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+            names = list(environment.parse(source).find_all(jinja2.nodes.Name))
+        except RecursionError:
+            raise jinja2.TemplateSyntaxError("it is nested too deeply", 1) from None
         self._special_tokens = dict(special_tokens)
-        names = environment.parse(source).find_all(jinja2.nodes.Name)
         self.shows_tools = any(each.name == "tools" and each.ctx == "load" for each in names)
         """True if the template looks at the tools of a conversation."""
 

@@ -75,7 +75,9 @@ class ModelText:
         """
         try:
             tokenizer = Tokenizer.from_str(files.tokenizer.decode())
-        except Exception as error:  # the library raises nothing more special
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # plain exceptions, and panics, which are not even these
             raise ValueError(f"tokenizer.json: {error}") from None
         config = _document(files.tokenizer_config, "tokenizer_config.json")
         templates = templates_in(files.template, config)

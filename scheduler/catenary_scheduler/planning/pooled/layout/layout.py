@@ -11,6 +11,7 @@ GPUs that no pool uses are not part of the result, so fewer GPUs share the links
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from catenary_scheduler.planning.pooled.layout.neighbours import servers_of
 from catenary_scheduler.planning.pooled.layout.physical import PoolId, PoolLoad, physical_gpus
@@ -18,6 +19,7 @@ from catenary_scheduler.planning.pooled.problem import (
     BlockTimes,
     GpuClass,
     PooledModel,
+    PooledModelPlan,
     PooledPartition,
     PooledPipeline,
     PooledPlan,
@@ -69,9 +71,12 @@ def lay_out(
             ModelPlan(
                 _key(served.name),
                 round(models[served.name].slo_us * _NS_PER_US),
-                tuple(
-                    _pipeline(models[served.name], pipeline, (at, which), members)
-                    for which, pipeline in enumerate(served.pipelines)
+                (
+                    *(
+                        _pipeline(models[served.name], which, pipeline, (at, which), members)
+                        for which, pipeline in enumerate(served.pipelines)
+                    ),
+                    *_shared(models[served.name], served, members),
                 ),
             )
             for at, served in enumerate(plan.models)
@@ -94,8 +99,17 @@ def _key(name: str) -> ModelKey:
     return ModelKey(name, MODEL_VERSION)
 
 
+def _shared(
+    model: PooledModel, served: PooledModelPlan, members: dict[PoolId, list[AgentId]]
+) -> Iterator[Pipeline]:
+    for which, route in enumerate(served.shared, start=len(served.pipelines)):
+        where = (route.host, route.host_pipeline)
+        yield replace(_pipeline(model, which, route.pipeline, where, members), is_shared=True)
+
+
 def _pipeline(
     model: PooledModel,
+    which: int,
     pipeline: PooledPipeline,
     where: tuple[int, int],
     members: dict[PoolId, list[AgentId]],
@@ -113,7 +127,7 @@ def _pipeline(
                 model.cut_bytes[part.first_block] if position else 0,
             )
         )
-    return Pipeline(f"{model.name}/{where[1]}", pipeline.batch, tuple(stages))
+    return Pipeline(f"{model.name}/{which}", pipeline.batch, tuple(stages))
 
 
 def _pools(
