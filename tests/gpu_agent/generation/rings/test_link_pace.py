@@ -11,6 +11,8 @@ from catenary_services.transport.acknowledgements import LinkState
 
 SECOND = 1_000_000_000
 MS = 1_000_000
+CHUNK_BYTES = 262_144
+"""The rows that a device computes in one step."""
 
 
 @dataclass
@@ -27,6 +29,8 @@ class SlowLink:
     coming: list[tuple[int, int]] = field(default_factory=list)
     """Acknowledgements: the moment, and the number of bytes until then."""
     kernel_rate: int = 0
+    remembered_ns: int = 1 << 60
+    """A shorter round trip that the kernel remembers."""
 
     def push(self, nbytes: int) -> int:
         """Returns the nanoseconds for which the first of the bytes waits for the line."""
@@ -50,22 +54,30 @@ class SlowLink:
 
     def transit(self) -> LinkState:
         outstanding = self.pushed - self.acknowledged
-        return LinkState(self.acknowledged, outstanding, self.round_trip_ns, self.kernel_rate)
+        round_trip_ns = min(self.round_trip_ns, self.remembered_ns)
+        return LinkState(self.acknowledged, outstanding, round_trip_ns, self.kernel_rate)
 
 
-def run(link: SlowLink, pace: LinkPace, seconds: float) -> list[int]:
-    """Pushes prompts as fast as the pace lets them, and a row every 100 ms; returns its waits."""
+def run(
+    link: SlowLink,
+    pace: LinkPace,
+    seconds: float,
+    row_bytes: int = 1_000,
+    every_ns: int = 100 * MS,
+    most_bytes: int = 1 << 60,
+) -> list[int]:
+    """Pushes prompts as fast as the pace lets them, and rows now and then; returns their waits."""
     waits_ns: list[int] = []
     end_ns, row_ns = link.now_ns + round(seconds * SECOND), link.now_ns
     while link.now_ns < end_ns:
         if link.now_ns >= row_ns:
-            waits_ns.append(link.push(1_000))
-            row_ns += 100 * MS
+            waits_ns.append(link.push(row_bytes))
+            row_ns += every_ns
         wait_ns = pace.wait_ns(link.now_ns, link.transit())
         if wait_ns:
             link.wait(min(wait_ns, max(1, row_ns - link.now_ns)))
         else:
-            link.push(pace.frame_bytes)
+            link.push(min(pace.frame_bytes, most_bytes))
     return waits_ns
 
 
@@ -122,3 +134,66 @@ def test_pauses_between_prompts_are_not_taken_for_a_slow_link():
         pace.rest()
         link.wait(SECOND)
     assert pace.bytes_per_second == pytest.approx(known, rel=0.05)
+
+
+@pytest.mark.parametrize("kernel_rate", [0, 200_000_000])
+def test_a_way_that_became_long_is_used_although_the_kernel_remembers_a_short_one(kernel_rate):
+    link = SlowLink(1_250_000, 60 * MS, remembered_ns=100_000, kernel_rate=kernel_rate)
+    pace = LinkPace()
+    run(link, pace, 15.0, most_bytes=CHUNK_BYTES)
+    before = link.pushed
+    waits_ns = run(link, pace, 5.0, most_bytes=CHUNK_BYTES)
+    assert link.pushed - before >= 0.9 * 5 * link.bytes_per_second
+    assert max(waits_ns) <= 1.5 * FRAME_NS
+
+
+def test_prompts_go_on_beside_rows_that_are_always_on_their_way():
+    link = SlowLink(1_250_000, 60 * MS, remembered_ns=100_000)
+    pace = LinkPace()
+    run(link, pace, 15.0, row_bytes=20_000, every_ns=50 * MS)
+    before = link.pushed
+    waits_ns = run(link, pace, 5.0, row_bytes=20_000, every_ns=50 * MS)
+    assert link.pushed - before >= 0.9 * 5 * link.bytes_per_second
+    assert max(waits_ns) <= 1.5 * FRAME_NS
+
+
+def test_a_queue_that_is_there_already_becomes_short():
+    link, pace = SlowLink(1_250_000, 60 * MS), LinkPace()
+    link.push(600_000)  # half a second
+    run(link, pace, 10.0)
+    assert max(run(link, pace, 3.0)) <= 1.5 * FRAME_NS
+
+
+def test_a_frame_leaves_at_the_latest_when_no_other_is_under_way():
+    pace, rows, frame = LinkPace(), 40_000, 60_000
+    assert pace.wait_ns(0, LinkState(0, 0, MS // 10, 0)) == 0
+    assert pace.wait_ns(MS, LinkState(0, rows + frame, MS // 10, 0)) > 0
+    assert pace.wait_ns(9 * MS, LinkState(rows + frame - 1, rows, MS // 10, 0)) > 0
+    assert pace.wait_ns(10 * MS, LinkState(rows + frame, rows, MS // 10, 0)) == 0
+    assert pace.wait_ns(10 * MS, LinkState(rows + frame, rows + frame, MS // 10, 0)) > 0
+
+
+def test_an_empty_link_is_not_filled_at_once():
+    link, pace = SlowLink(1_250_000, 150 * MS), LinkPace()
+    run(link, pace, 5.0)
+    for _ in range(3):
+        link.wait(SECOND)
+        assert max(run(link, pace, 2.0, row_bytes=1_000, every_ns=20 * MS)) <= 2.5 * FRAME_NS
+
+
+def test_a_rate_that_the_kernel_remembers_counts_no_more_when_a_frame_is_late():
+    pace, rate = LinkPace(), 200_000_000
+    assert pace.wait_ns(0, LinkState(0, 0, MS // 10, rate)) == 0
+    assert pace.bytes_per_second == rate
+    pace.wait_ns(30 * MS, LinkState(0, 300_000, MS // 10, rate))
+    assert pace.bytes_per_second < 10_000_000
+    pace.wait_ns(31 * MS, LinkState(1, 300_000, MS // 10, rate // 2))
+    assert pace.bytes_per_second == rate // 2  # the kernel knows better by now
+
+
+def test_what_was_late_once_is_not_slow_for_ever():
+    pace, rate = LinkPace(), 200_000_000
+    pace.wait_ns(0, LinkState(0, 0, MS // 10, rate))
+    pace.wait_ns(30 * MS, LinkState(0, 300_000, MS // 10, rate))
+    pace.wait_ns(11 * SECOND, LinkState(300_000, 0, MS // 10, rate))
+    assert pace.bytes_per_second == rate
