@@ -68,7 +68,8 @@ class World:
         small = CacheLimits(
             frame_bytes=2 * TABLE.cache_bytes_per_token, window_bytes=150, step_bytes=200
         )
-        limits = GenerationLimits(chunk, 3, caches=small, link_bytes={} if are_slow else None)
+        link_bytes = dict.fromkeys(self.decoders, 1) if are_slow else None  # any row is long
+        limits = GenerationLimits(chunk, 3, caches=small, link_bytes=link_bytes)
         self.skipped_ns = 0
         self._clock_ns = time.monotonic_ns()
         self.epoch = 1
