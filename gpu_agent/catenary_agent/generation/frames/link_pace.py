@@ -47,8 +47,9 @@ FIRST_FRAME_BYTES = _FIRST_BYTES_PER_SECOND * FRAME_NS // NANOSECONDS_PER_SECOND
 """The most bytes of a frame that others should not have to wait for, on a link just opened."""
 _LEAST_BYTES_PER_SECOND = 64_000
 _SHORTEST_SAMPLE_NS = 40_000_000
-_WEIGHT = 0.5
-"""The weight of the latest sample."""
+_WEIGHT_UP, _WEIGHT_DOWN = 0.5, 0.1
+"""The weight of a sample that is higher than the rate, and of one that is lower. Where times vary,
+many are too low: less than the link holds was under way."""
 _MOST_ABOVE = 2
 """How many times a sample the rate is after it, at most."""
 _GAIN_PERCENT = 125
@@ -254,7 +255,8 @@ class LinkPace:
             return
         sample = (acknowledged - since_bytes) * NANOSECONDS_PER_SECOND // (now_ns - since_ns)
         known = self.bytes_per_second
-        rate = min(known + _WEIGHT * (sample - known), _MOST_ABOVE * sample)
+        weight = _WEIGHT_UP if sample > known else _WEIGHT_DOWN
+        rate = min(known + weight * (sample - known), _MOST_ABOVE * sample)
         self._sampled_per_second = max(_LEAST_BYTES_PER_SECOND, round(rate))
         self._kernel.compare(sample)
         self._settle_rate(now_ns)

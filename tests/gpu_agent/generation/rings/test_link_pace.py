@@ -31,6 +31,8 @@ class SlowLink:
     kernel_rate: int = 0
     remembered_ns: int = 1 << 60
     """A shorter round trip that the kernel remembers."""
+    uneven_ns: int = 0
+    """How much longer than that the way takes at some moments."""
 
     def push(self, nbytes: int) -> int:
         """Returns the nanoseconds for which the first of the bytes waits for the line."""
@@ -39,8 +41,16 @@ class SlowLink:
             size = min(1_500, nbytes - packet)
             self.pushed += size
             self.free_ns = max(self.now_ns, self.free_ns) + size * SECOND // self.bytes_per_second
-            self.coming.append((self.free_ns + self.round_trip_ns, self.pushed))
+            self.coming.append((self._arrives_ns(), self.pushed))
         return start_ns - self.now_ns
+
+    def _arrives_ns(self) -> int:
+        at_ns = self.free_ns + self.round_trip_ns
+        if not self.uneven_ns:
+            return at_ns
+        part, into_ns = divmod(at_ns, self.uneven_ns)
+        held_ns = (self.uneven_ns - into_ns) * (part * 7 % 11) // 10  # nothing, up to everything
+        return max(at_ns + held_ns, self.coming[-1][0] if self.coming else 0)
 
     def wait(self, nanoseconds: int) -> None:
         self.now_ns += nanoseconds
@@ -171,6 +181,16 @@ def test_a_frame_leaves_at_the_latest_when_no_other_is_under_way():
     assert pace.wait_ns(9 * MS, LinkState(rows + frame - 1, rows, MS // 10, 0)) > 0
     assert pace.wait_ns(10 * MS, LinkState(rows + frame, rows, MS // 10, 0)) == 0
     assert pace.wait_ns(10 * MS, LinkState(rows + frame, rows + frame, MS // 10, 0)) > 0
+
+
+@pytest.mark.parametrize("uneven_ms", [20, 50])
+def test_a_link_whose_times_vary_is_used(uneven_ms):
+    link, pace = SlowLink(1_250_000, 60 * MS, uneven_ns=uneven_ms * MS), LinkPace()
+    run(link, pace, 3.0, row_bytes=20_000, every_ns=50 * MS)
+    before = link.pushed
+    waits_ns = run(link, pace, 20.0, row_bytes=20_000, every_ns=50 * MS)
+    assert link.pushed - before >= 0.75 * 20 * link.bytes_per_second
+    assert max(waits_ns) <= FRAME_NS + uneven_ms * MS
 
 
 def test_an_empty_link_is_not_filled_at_once():
