@@ -66,7 +66,8 @@ _MEASURE_NS = 10_000_000_000
 _LONGER_NS = 10_000_000
 """The time by which a measured round trip is longer than the kernel's if that cannot be right."""
 _MEASURED = 3
-"""The number of latest round trips of which the shortest counts: rows may be before a frame."""
+"""The number of latest round trips of which the middle one counts. Rows may be before a frame, and
+the shortest one would be too short where times vary."""
 _LONGEST_PAUSE_NS = 4 * _LONGEST_WAIT_NS
 """After a longer time without a look, nobody knows when something was acknowledged."""
 _LATE_NS = 20_000_000
@@ -225,7 +226,8 @@ class LinkPace:
 
     def _round_trip_ns(self, transit: LinkState) -> Nanoseconds:
         """Returns the kernel's round trip, or the measured one if the kernel's cannot be right."""
-        measured_ns = min(self._round_trips_ns, default=0)
+        some_ns = sorted(self._round_trips_ns)
+        measured_ns = some_ns[len(some_ns) // 2] if some_ns else 0
         is_refuted = measured_ns > transit.round_trip_ns + _LONGER_NS
         return measured_ns if is_refuted else transit.round_trip_ns
 

@@ -186,11 +186,11 @@ def test_a_frame_leaves_at_the_latest_when_no_other_is_under_way():
 @pytest.mark.parametrize("uneven_ms", [20, 50])
 def test_a_link_whose_times_vary_is_used(uneven_ms):
     link, pace = SlowLink(1_250_000, 60 * MS, uneven_ns=uneven_ms * MS), LinkPace()
-    run(link, pace, 3.0, row_bytes=20_000, every_ns=50 * MS)
+    run(link, pace, 15.0, row_bytes=20_000, every_ns=50 * MS)
     before = link.pushed
     waits_ns = run(link, pace, 20.0, row_bytes=20_000, every_ns=50 * MS)
-    assert link.pushed - before >= 0.75 * 20 * link.bytes_per_second
-    assert max(waits_ns) <= FRAME_NS + uneven_ms * MS
+    assert link.pushed - before >= 0.85 * 20 * link.bytes_per_second
+    assert max(waits_ns) <= 2 * FRAME_NS + uneven_ms * MS
 
 
 def test_an_empty_link_is_not_filled_at_once():
