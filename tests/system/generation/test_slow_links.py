@@ -124,6 +124,8 @@ async def ring(folder: Path, network: VirtualNetwork) -> AsyncIterator[FaultClus
                 "host_devices": len(AGENTS),
                 "device": "emulated:text",
                 "emulated_profile": times,
+                # Made-up texts repeat themselves. Guesses would be right, and make frames longer.
+                "draft_tokens": 0,
                 **tcp,
             },
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from catenary_agent.decoders.base import FEWEST_CHUNK_TOKENS
 from catenary_agent.generation.cache.cache_budget import over_budget
-from catenary_agent.generation.frames.link_pace import FIRST_FRAME_BYTES
+from catenary_agent.generation.frames.link_pace import FIRST_FRAME_BYTES, FRAME_NS
 from catenary_agent.generation.state.partition_batcher import StepSize
 from catenary_agent.generation.state.states import QUEUED
 
@@ -58,8 +58,17 @@ class PromptLimits(NamedTuple):
         nbytes = self.link_bytes.get(session.spec.next_agent, FIRST_FRAME_BYTES)
         if not nbytes:
             return tokens
-        row_bytes = self.number_bytes * session.batcher.executor.table.hidden_size
-        return min(tokens, max(_FEWEST_LINK_TOKENS, nbytes // row_bytes))
+        return min(tokens, max(_FEWEST_LINK_TOKENS, nbytes // self._row_bytes(session)))
+
+    def row_ns(self, session: Session) -> float:
+        """Returns the time for which a row of a session occupies the link; 0 if that is unknown."""
+        if self.link_bytes is None or session.spec.is_last:
+            return 0.0
+        nbytes = self.link_bytes.get(session.spec.next_agent, 0)
+        return FRAME_NS * self._row_bytes(session) / nbytes if nbytes else 0.0
+
+    def _row_bytes(self, session: Session) -> int:
+        return self.number_bytes * session.batcher.executor.table.hidden_size
 
     def turn_of(self, session: Session, tokens: int) -> PromptTurn | None:
         """Returns the place of a session's rows among those of prompts for the next agent.
@@ -74,7 +83,7 @@ class PromptLimits(NamedTuple):
         if self.link_bytes is None:
             return None
         most = self.link_bytes.get(session.spec.next_agent, FIRST_FRAME_BYTES)
-        nbytes = tokens * self.number_bytes * session.batcher.executor.table.hidden_size
+        nbytes = tokens * self._row_bytes(session)
         is_long = _SHORT_FRAMES * nbytes > most
         return session.turn if most and (is_long or session.unsent) else None
 

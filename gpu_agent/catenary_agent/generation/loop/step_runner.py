@@ -113,7 +113,10 @@ class StepRunner:
         most = min(self._most_drafts, session.limit - len(session.tokens) - 1)
         if most <= 0 or self._migrations.is_led(session):
             return ()
-        return drafter.propose(session.tokens, most, _times_of(session, sessions, drafter))
+        times = _times_of(session, sessions, drafter)
+        if times is not None:
+            times = times._replace(row_ns=times.row_ns + self._prompts.row_ns(session))
+        return drafter.propose(session.tokens, most, times)
 
     def begin(self, plan: StepPlan) -> StepPlan:
         """Takes the sessions of a plan out of their queues; batchers take turns.
