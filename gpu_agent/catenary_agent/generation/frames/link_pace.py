@@ -51,7 +51,7 @@ _WEIGHT_UP, _WEIGHT_DOWN = 0.5, 0.1
 """The weight of a sample that is higher than the rate, and of one that is lower. Where times vary,
 many are too low: less than the link holds was under way."""
 _MOST_ABOVE = 2
-"""How many times a sample the rate is after it, at most."""
+"""The rate after a sample is at most so many times the sample."""
 _GAIN_PERCENT = 125
 """The pace at which an empty link is filled, in percent of its rate."""
 _SPARE_NS = 2_000_000
@@ -82,7 +82,7 @@ class _Mark(NamedTuple):
     pushed: int
     """The bytes that had been pushed before it since the connection began."""
     outstanding: int
-    """Those of them that were not acknowledged."""
+    """The bytes among them that were not acknowledged."""
     measures: bool
     """Whether no other frame was under way, so that it shows the round trip."""
 
