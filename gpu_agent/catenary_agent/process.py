@@ -132,6 +132,7 @@ class AgentProcess:
                 _prompt_pause_ns(settings),
                 keeps_prefixes=settings.prefix_cache == "on",
                 prefix_host_bytes=settings.prefix_host_bytes,
+                narrows_rows=settings.row_numbers == "bfloat16",
                 push_timeout_s=settings.push_timeout_s,
             ),
         )

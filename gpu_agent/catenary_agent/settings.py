@@ -156,6 +156,13 @@ class AgentSettings(ModelFolderSettings):
         description="Most bytes of host memory for them beside each partition whose caches have "
         "memory of their own (PyTorch). Prompts are copied there as they are computed; 0: none is.",
     )
+    row_numbers: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="What hidden states are on their way to agents on other machines. bfloat16: "
+        "half the bytes on slow links, but answers may differ in a token from those of a chain on "
+        "one machine, unless `decoder_numbers` is bfloat16 everywhere. All agents must be of this "
+        "release or later.",
+    )
     push_timeout_s: float = Field(
         2.0, gt=0, description="A peer that takes no byte of a frame for this long counts as lost."
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from catenary_agent.generation.frames.link_pace import FIRST_FRAME_BYTES
 from catenary_agent.generation.meter import GenerationMeter
 from catenary_agent.supervision.steps import RunningSteps
 
@@ -35,10 +36,19 @@ class CacheLimits:
     itself cached. This is how long one long session delays the others: some 15 ms on a CPU."""
     stall_timeout_ns: int = 30_000_000_000
     """A session that waits for caches is given up if none came for this long."""
+    link_bytes: Mapping[str, int] | None = None
+    """See `GenerationLimits.link_bytes`."""
     last_round_tokens: int = 2
     """A moving session is handed over when a round of sending added no more tokens than this."""
     last_read_tokens: int = 4
     """The same limit where the new ring reads the tokens again instead of receiving caches."""
+
+    def frame_bytes_to(self, peer: str) -> int:
+        """Returns the most bytes of one frame for a peer."""
+        if self.link_bytes is None:
+            return self.frame_bytes
+        bound = self.link_bytes.get(peer, FIRST_FRAME_BYTES)
+        return min(bound, self.frame_bytes) if bound else self.frame_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,11 @@ class GenerationLimits:
     prefix_host_bytes: int = 0
     """The most bytes of host memory for them, of partitions whose caches have memory of their own
     on a device. Those of others take what the caches of sessions leave over."""
+    link_bytes: Mapping[str, int] | None = None
+    """The most bytes of a frame that others may overtake, by peer, and 0 for any number (see
+    `PeerSender`); None if no link bounds them."""
+    narrows_rows: bool = False
+    """Whether hidden states travel to other machines as bfloat16."""
     push_timeout_s: float = 2.0
     max_waiting_bytes: int = 256 << 20
     """The most bytes of frames in one line to a peer (see `PeerSender`)."""

@@ -38,6 +38,21 @@ class SendQueueState:
     """Whether the kernel has every byte that was written."""
 
 
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """The bytes on their way over a connection, and how they fare, as the kernel counts."""
+
+    acknowledged: int
+    """Bytes that the other side's kernel has taken since the connection began."""
+    outstanding: int
+    """Bytes that were pushed and not acknowledged, wherever they are."""
+    round_trip_ns: int
+    """The shortest round trip of the last minutes; 0 if none is known."""
+    delivered_per_second: int
+    """The rate at which the latest bytes were taken, 0 if none is known. It is too low where there
+    was not enough to send; then it only rises."""
+
+
 class Acknowledgements:
     """The frames sent over one connection that may yet be lost.
 

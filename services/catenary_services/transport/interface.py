@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from catenary_services.security.identity import Role
-from catenary_services.transport.acknowledgements import Lost
+from catenary_services.transport.acknowledgements import LinkState, Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,13 @@ class Link(Protocol):
             DeadlineExceeded: The peer took no byte for `timeout_s`; the link is closed. A slow
                 transfer that makes progress goes on, however long it takes.
             PartitionLost: The peer is gone.
+        """
+        ...
+
+    def transit(self) -> LinkState | None:
+        """Returns what is on its way over the link.
+
+        None where nothing queues up behind a push (shared memory), or where that is unknown.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from catenary_services.errors import InvalidInput, PartitionLost, PayloadTooLarge
+from catenary_services.transport.acknowledgements import LinkState
 from catenary_services.transport.exchange import aligned
 from catenary_services.transport.frames import MAX_HEADER_BYTES, MessageKind, MessagePrefix
 from catenary_services.transport.interface import Capabilities, Slot
@@ -88,6 +89,10 @@ class MemoryLink:
     def try_push(self, slot: Slot, header: bytes) -> bool:
         """Returns False: over a network, only a task can wait for what a push waits for."""
         return False
+
+    def transit(self) -> LinkState | None:
+        """Returns None: what is on its way is unknown."""
+        return None
 
     def _check_open(self) -> None:
         if self._error is not None:

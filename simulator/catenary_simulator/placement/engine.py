@@ -1,8 +1,8 @@
 """A worker simulated iteration by iteration: continuous batching by its latency lines (eq. 2-3).
 
 Whole prompts go first: a pass over all waiting prompts delays the sessions that generate. With
-chunks, every step takes at most a chunk of prompt tokens beside the sessions that generate, as the
-agents' lanes do.
+chunks, every step takes at most a chunk of prompt tokens beside the sessions that generate, and
+prompts are read in the order of their arrival, as agents do whose requests have equal time.
 Times are in picoseconds and coefficients are rounded to them, so that the time of many steps is one
 sum of integers, exactly equal to adding the steps one by one.
 """
@@ -159,8 +159,8 @@ class SimulatedWorker:
         for session in self._parts:
             if session.pending == 0:
                 self._join(session, now_ps, over)
-            else:
-                self.prefilling.append(session)
+            else:  # the last one of the pass: its rest is read before those that came later
+                self.prefilling.appendleft(session)
         self._parts.clear()
         self._plan(now_ps, over)
         return over

@@ -326,6 +326,9 @@ async def test_what_left_over_a_link_that_broke_fails_with_the_peer_named(rings,
         async def push(self, slot, header, timeout_s, lost_frame):
             losses.append(lost_frame)
 
+        def transit(self):
+            return None
+
     async def silent(peer_id, timeout_s):
         link = await link_to(peer_id, timeout_s)
         return Silent(link) if peer_id == target else link

@@ -5,6 +5,7 @@ from __future__ import annotations
 from catenary_agent.generation.state.holdings import HoldingsAnswer
 from shared_helpers.waiting import until
 from tests.support.ring_harness import BLOCKS, opening, toy
+from tests.support.small_models.ring_world import World
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8]
 RING = [("a-0", 0, 2), ("a-1", 2, BLOCKS)]
@@ -49,6 +50,21 @@ async def test_every_agent_of_a_ring_says_what_it_holds(rings) -> None:
         last_close = len(kinds) - 1 - kinds[::-1].index("sessions_closed")
         assert last_close < len(kinds) - 1 - kinds[::-1].index("holdings")
     await rings.all_free()
+
+
+def test_a_session_whose_opening_waits_for_a_slow_link_is_not_passed_on_yet() -> None:
+    world = World(chunk=4, are_slow=True)
+    world.open(1, opening([("a", 0, 2), ("b", 2, 4), ("c", 4, BLOCKS)], PROMPT, max_tokens=2))
+    world.deliver(("gw-0", "a"))
+    world.step("a")
+    said = []
+    for _ in range(2):
+        answer = HoldingsAnswer(1, world.rings["a"].sessions, (), ()).message()
+        said += [each.passed_on for each in answer.holdings.sessions]
+        for wire in world.busy():
+            world.deliver(wire)
+    assert said == [False, True]
+    world.run_out()
 
 
 def test_an_answer_is_dropped_before_what_others_wait_for() -> None:

@@ -80,7 +80,7 @@ SETTINGS = settings(
 @given(st.data(), st.integers(1, 6))
 def test_in_any_order_of_arrivals_every_session_gets_the_tokens_it_gets_alone(data, chunk):
     period = data.draw(st.sampled_from([0, 2, 3]))
-    world = World(chunk, period)
+    world = World(chunk, period, are_slow=data.draw(st.booleans()))
     sessions = drawn_sessions(data)
     opens = {
         session: lambda s=session, drawn=drawn: world.open(s, opened(*drawn))
@@ -105,7 +105,7 @@ def test_in_any_order_of_arrivals_every_session_gets_the_tokens_it_gets_alone(da
 @SETTINGS
 @given(st.data(), st.integers(1, 6))
 def test_cancelling_and_losing_sessions_leaves_the_others_and_frees_everything(data, chunk):
-    world = World(chunk)
+    world = World(chunk, are_slow=data.draw(st.booleans()))
     sessions = drawn_sessions(data)
     cancelled = data.draw(st.sets(st.sampled_from(sorted(sessions))))
     acts: dict[tuple[str, int], object] = {}

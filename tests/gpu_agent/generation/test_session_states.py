@@ -267,8 +267,8 @@ def test_what_does_not_fit_together_is_found() -> None:
     assert session is not None
     for spoil, mend in (
         (
-            session.batcher.prefilling.popleft,
-            lambda: session.batcher.prefilling.appendleft(1),
+            lambda: session.batcher.prefilling.pop(0),
+            lambda: session.batcher.prefilling.insert(0, session.turn),
         ),
         (lambda: session.batcher.decoding.append(1), session.batcher.decoding.pop),
         (

@@ -12,11 +12,19 @@ from hypothesis import strategies as st
 from catenary_agent.decoders.base import FEWEST_CHUNK_TOKENS, DecoderCost
 from catenary_agent.generation.context import GenerationLimits
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
-from catenary_agent.generation.state.events import CloseOrdered, RowsArrived, SessionOpened
-from catenary_agent.generation.state.partition_batcher import PartitionBatcher
+from catenary_agent.generation.state.events import (
+    CloseOrdered,
+    RowsArrived,
+    RowsPushed,
+    SessionOpened,
+)
+from catenary_agent.generation.state.partition_batcher import (
+    LONGEST_PRECEDENCE_NS,
+    PartitionBatcher,
+)
 from catenary_agent.generation.state.session import ArrivalTime, SessionSpec
 from catenary_agent.generation.state.states import SessionState
-from tests.support.ring_harness import BLOCKS, opening, toy, undisturbed
+from tests.support.ring_harness import BLOCKS, HIDDEN, opening, toy, undisturbed
 from tests.support.small_models.ring_world import World
 
 ALONE = [("a", 0, BLOCKS)]
@@ -40,9 +48,24 @@ def loop_of(sessions: int, chunk: int = 4, cache_tokens: int = 0) -> GenerationL
     return loop
 
 
-def open_session(loop: GenerationLoop, session: int) -> None:
-    made = opening(ALONE, PROMPT, max_tokens=40)
-    loop.handle(SessionOpened(SessionSpec(session, made, 0, FAR), ArrivalTime(7)))
+def open_session(
+    loop: GenerationLoop,
+    session: int,
+    prompt: list[int] = PROMPT,
+    deadline_ns: int = FAR,
+    opened_ns: int = 7,
+) -> None:
+    made = opening(ALONE, prompt, max_tokens=40)
+    loop.handle(SessionOpened(SessionSpec(session, made, 0, deadline_ns), ArrivalTime(opened_ns)))
+
+
+def first_tokens(loop: GenerationLoop) -> list[int]:
+    """The sessions in the order of their first tokens."""
+    order: dict[int, None] = {}
+    while loop.is_ready:
+        loop.step()
+        order.update({token.spec.session_id: None for token in loop.take_outflow().tokens})
+    return list(order)
 
 
 def seen_of(loop: GenerationLoop) -> str:
@@ -94,6 +117,106 @@ def test_a_plan_has_all_decode_rows_and_one_chunk_of_prompts() -> None:
     ]
     assert plan.size.decode_rows == 1
     assert plan.size == (1, len(PROMPT), (4,))
+
+
+def test_prompts_are_read_one_after_the_other_as_they_came() -> None:
+    loop = loop_of(0)
+    for session, opened_ns in ((1, 30), (2, 10), (3, 20)):
+        open_session(loop, session, PROMPT * 4, opened_ns=opened_ns)
+    assert first_tokens(loop) == [2, 3, 1]
+
+
+def test_the_prompt_with_the_earlier_deadline_is_read_first_even_if_another_has_begun() -> None:
+    loop = loop_of(0)
+    open_session(loop, 1, PROMPT * 4, deadline_ns=9_000)
+    loop.step()
+    open_session(loop, 2, PROMPT * 4, deadline_ns=8_000, opened_ns=8)
+    assert first_tokens(loop) == [2, 1]
+
+
+def test_of_prompts_that_came_together_the_one_with_the_shortest_rest_is_read_first() -> None:
+    loop = loop_of(0)
+    open_session(loop, 1, PROMPT * 4)
+    open_session(loop, 2, PROMPT * 2)
+    open_session(loop, 3, PROMPT * 3)
+    assert first_tokens(loop) == [2, 3, 1]
+
+
+def test_a_long_prompt_without_hurry_is_read_however_many_urgent_ones_keep_coming() -> None:
+    second = 1_000_000_000
+    loop = loop_of(0)
+    open_session(loop, 1, PROMPT * 6, deadline_ns=3_600 * second, opened_ns=0)
+    # Each has two seconds, and one comes before every step: a step reads one of them at most.
+    for number in range(60):
+        moment = number * second
+        open_session(loop, 2 + number, [3, 1, 4, 1], moment + 2 * second, moment)
+        loop.step()
+        if any(token.spec.session_id == 1 for token in loop.take_outflow().tokens):
+            break
+    assert LONGEST_PRECEDENCE_NS < moment <= LONGEST_PRECEDENCE_NS + 30 * second
+
+
+def test_prompts_leave_decode_rows_their_place_in_every_step() -> None:
+    loop = loop_of(1)
+    for _ in range(2):
+        loop.step()
+    for session in range(2, 6):
+        open_session(loop, session, PROMPT * 4, deadline_ns=8)
+    for _ in range(5):
+        plan = loop.runner.plan_step()
+        assert plan is not None
+        assert (plan.works[0].session.spec.session_id, plan.size.decode_rows) == (1, 1)
+        loop.step()
+
+
+def test_a_prompt_for_a_slow_link_is_computed_in_pieces_that_wait_until_the_link_is_free() -> None:
+    row_bytes, ring = 4 * HIDDEN, [("a", 0, 2), ("b", 2, BLOCKS)]
+    limits = GenerationLimits(64, link_bytes={"b": 10 * row_bytes})
+    loop = GenerationLoop("a", limits, lambda: 7, validates=True)
+    loop.add_batcher(PartitionBatcher(toy(0, 2)))
+    for session in (1, 2):
+        made = opening(ring, PROMPT * 4, max_tokens=3)
+        loop.handle(SessionOpened(SessionSpec(session, made, 0, FAR), ArrivalTime(session)))
+    pieces = rows_of_all_steps(loop)
+    both = [(session, first, 10, False) for session in (1, 2) for first in (0, 10)]
+    assert sorted(pieces) == both
+    assert not loop.is_ready
+    loop.handle(RowsPushed(1))
+    assert rows_of_all_steps(loop) == [(1, 20, 10, False)]
+    loop.handle(RowsPushed(1))
+    assert rows_of_all_steps(loop) == [(1, 30, 2, True)]
+
+
+def rows_of_all_steps(loop: GenerationLoop) -> list[tuple[int, int, int, bool]]:
+    """Session, position, number and sample of all rows that go to the next agent."""
+    pieces = []
+    while loop.is_ready:
+        loop.step()
+        for each in loop.take_outflow().rows:
+            pieces.append((each.spec.session_id, each.position, len(each.rows), each.sample))
+            assert each.turn is not None
+            assert each.turn.session_id == each.spec.session_id
+    return pieces
+
+
+def test_rows_that_come_faster_than_they_are_computed_are_computed_together() -> None:
+    loop = GenerationLoop("b", GenerationLimits(64), lambda: 7, validates=True)
+    loop.add_batcher(PartitionBatcher(toy(2)))
+    made = opening([("a", 0, 2), ("b", 2, BLOCKS)], PROMPT * 3)
+    loop.handle(SessionOpened(SessionSpec(1, made, 1, FAR), ArrivalTime(7)))
+    rows = np.arange(24 * HIDDEN, dtype=np.float32).reshape(24, HIDDEN)
+    for first in (0, 8, 16):
+        part, is_last = rows[first : first + 8], first == 16
+        loop.handle(RowsArrived(1, first, part, is_last, ArrivalTime(7)))
+    plan = loop.runner.plan_step()
+    assert plan is not None
+    [work] = plan.works
+    assert (work.position, work.sample) == (0, True)
+    assert np.array_equal(work.inputs, rows)
+    loop.step()
+    out = loop.take_outflow()
+    assert len(out.tokens) == 1
+    assert out.consumed_bytes == rows.nbytes
 
 
 def test_prompts_hold_up_streams_for_no_longer_than_their_cost_allows() -> None:

@@ -124,7 +124,7 @@ def one_by_one(
                 running.remove(session)
         for session, _ in parts:
             if session.pending:
-                prefilling.append(session)
+                prefilling.insert(0, session)
             else:
                 join(session, now)
     return everyone
@@ -248,3 +248,10 @@ def test_no_chunk_holds_up_who_generates_for_longer_than_a_chunk_and_a_step(chun
         assert stall == 10 * (16 * 100 + 5_000) * PICOSECONDS
     else:
         assert stall == (160 * 100 + 5_000) * PICOSECONDS
+
+
+def test_prompts_in_chunks_are_read_one_after_the_other():
+    lines = LatencyLines(100.0, 0.0, 0.0, 0.0, 1_000.0, prefill_chunk_tokens=16)
+    sessions, _ = skipping(lines, 1e9, [(1, 160, 1), (2, 160, 1), (3, 160, 1)], split=False)
+    whole = 160 * 100 * PICOSECONDS
+    assert [each.first_ps for each in sessions] == [1 + whole, 1 + 2 * whole, 1 + 3 * whole]

@@ -9,12 +9,14 @@ from catenary_agent.generation.context import CacheLimits, GenerationLimits
 from catenary_agent.generation.frames import intake
 from catenary_agent.generation.frames.cache_wire import CacheFrame
 from catenary_agent.generation.frames.move_wire import MoveFrame
+from catenary_agent.generation.frames.peers import Priority
 from catenary_agent.generation.frames.wire import StepFrame, frames_of
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.state.events import (
     CacheOut,
     CachePushed,
     CloseOrdered,
+    RowsPushed,
     SessionsBroken,
 )
 from catenary_agent.generation.state.partition_batcher import PartitionBatcher
@@ -25,6 +27,10 @@ from tests.support.ring_harness import BLOCKS, TABLE, toy
 
 SLOTS = 40
 _TICK_NS = 10_000
+
+
+Wire = tuple[str, ...]
+"""Sender and receiver, and "prompts" for those frames between them that the others overtake."""
 
 
 class Copied:
@@ -41,13 +47,14 @@ class Copied:
 class World:
     """Seven agents, a gateway and the wires between them; the test says what happens next."""
 
-    def __init__(self, chunk: int, period: int = 0) -> None:
+    def __init__(self, chunk: int, period: int = 0, *, are_slow: bool = False) -> None:
         """Begins without sessions.
 
         Args:
             chunk: The most prompt tokens of one step.
             period: Number of tokens after which answers repeat themselves, so that guesses are
                 right; 0 if they do not.
+            are_slow: Whether rows of prompts wait for every link, and all others overtake them.
         """
         self.decoders = {
             "a": toy(0, 2, slots=SLOTS),
@@ -61,7 +68,8 @@ class World:
         small = CacheLimits(
             frame_bytes=2 * TABLE.cache_bytes_per_token, window_bytes=150, step_bytes=200
         )
-        limits = GenerationLimits(chunk, 3, caches=small)
+        link_bytes = dict.fromkeys(self.decoders, 1) if are_slow else None  # any row is long
+        limits = GenerationLimits(chunk, 3, caches=small, link_bytes=link_bytes)
         self.skipped_ns = 0
         self._clock_ns = time.monotonic_ns()
         self.epoch = 1
@@ -78,7 +86,7 @@ class World:
         for decoder in self.decoders.values():
             decoder.period = period
         self.frames: list[Copied] = []
-        self.wires: dict[tuple[str, str], deque[tuple[bytes, bytes, CacheOut | None]]] = {}
+        self.wires: dict[Wire, deque[tuple[bytes, bytes, CacheOut | None]]] = {}
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
         self.consumed = dict.fromkeys(self.rings, 0)
         self.arrived = dict.fromkeys(self.rings, 0)
@@ -113,10 +121,11 @@ class World:
         self.rings[agent].step()
         self._collect(agent)
 
-    def deliver(self, wire: tuple[str, str]) -> None:
+    def deliver(self, wire: Wire) -> None:
         """Brings the oldest frame of a wire to its end."""
         data, payload, cache = self.wires[wire].popleft()
         header = frame_pb2.FrameHeader.FromString(data)
+        self._left(wire, header)
         to = wire[1]
         if to == "gw-0":
             for token in header.session_tokens:
@@ -140,7 +149,12 @@ class World:
             self.rings[to].handle(event)
         self._collect(to)
 
-    def cut(self, wire: tuple[str, str]) -> None:
+    def _left(self, wire: Wire, header: frame_pb2.FrameHeader) -> None:
+        if wire[2:]:
+            self.rings[wire[0]].handle(RowsPushed(header.session_rows[0].session_id))
+            self._collect(wire[0])
+
+    def cut(self, wire: Wire) -> None:
         """Loses every frame of a wire; the sender notices."""
         lost = set()
         frames = list(self.wires[wire])
@@ -154,15 +168,20 @@ class World:
         self.rings[wire[0]].handle(SessionsBroken(tuple(lost), PartitionLost("gone"), wire[1]))
         for _, _, cache in frames:
             self._pushed(wire[0], cache)
+        for header in headers:
+            self._left(wire, header)
         self._collect(wire[0])
 
     def cut_one(self) -> None:
         for wire in [each for each in self.busy() if each[0] != "gw-0"][:1]:
             self.cut(wire)
 
-    def busy(self) -> list[tuple[str, str]]:
-        """Returns the wires that have frames."""
-        return sorted(wire for wire, frames in self.wires.items() if frames)
+    def busy(self) -> list[Wire]:
+        """Returns the wires with frames that may arrive next: prompts behind all others."""
+        wires = self.wires
+        return sorted(
+            each for each in wires if wires[each] and not (each[2:] and wires.get(each[:2]))
+        )
 
     def ready(self) -> list[str]:
         """Returns the agents that have something to compute, or to copy."""
@@ -173,7 +192,12 @@ class World:
     def _put(
         self, sender: str, to: str, header: bytes, payload: bytes, cache: CacheOut | None = None
     ) -> None:
-        self.wires.setdefault((sender, to), deque()).append((header, payload, cache))
+        self._put_on((sender, to), header, payload, cache)
+
+    def _put_on(
+        self, wire: Wire, header: bytes, payload: bytes, cache: CacheOut | None = None
+    ) -> None:
+        self.wires.setdefault(wire, deque()).append((header, payload, cache))
 
     def _pushed(self, sender: str, cache: CacheOut | None) -> None:
         if cache is not None:
@@ -186,7 +210,9 @@ class World:
             payload = bytearray(frame.nbytes)
             if isinstance(frame, StepFrame):
                 frame.fill(memoryview(payload))
-            self._put(agent, peer, frame.header(self.epoch, agent), bytes(payload))
+            line = ("prompts",) if frame.priority is Priority.PROMPTS else ()
+            wire = (agent, peer, *line)
+            self._put_on(wire, frame.header(self.epoch, agent), bytes(payload))
         for move in out.moves:
             self._put(agent, move.peer, MoveFrame(move).header(self.epoch, agent), b"")
         for cache in out.caches:

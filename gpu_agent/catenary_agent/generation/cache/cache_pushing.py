@@ -151,7 +151,7 @@ class CachePusher:
         executor, limits = session.batcher.executor, self._limits
         room = min(limits.export_bytes, limits.window_bytes - line.nbytes, self._left_bytes)
         row_bytes = executor.sizes.cache_bytes_per_token
-        spans = cache_send.take(row_bytes, limits.frame_bytes, room)
+        spans = cache_send.take(row_bytes, limits.frame_bytes_to(cache_send.peer), room)
         whole = replace(spans[0], last_block=spans[-1].last_block)
         try:
             rows = executor.export_cache(session.spec.session_id, whole)

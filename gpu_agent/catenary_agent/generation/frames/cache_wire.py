@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from catenary_agent.generation.frames.peers import SessionFrame
+from catenary_agent.generation.frames.peers import Priority, SessionFrame
 from catenary_agent.kv import datatype_of
 from catenary_protos.catenary.v1 import frame_pb2
 
@@ -36,8 +36,8 @@ class CacheFrame(SessionFrame):
         return (self.out.cache_send.session_id,)
 
     @property
-    def can_wait(self) -> bool:
-        return not self.out.is_urgent
+    def priority(self) -> Priority:
+        return Priority.RINGS if self.out.is_urgent else Priority.CACHES
 
     def settle(self) -> None:
         self.settled(self.out)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from catenary_agent.engine.inbound.intake import MAX_HOPS
+from catenary_agent.generation.frames.wire import BFLOAT16
 from catenary_agent.generation.state.events import (
     CacheArrived,
     Event,
@@ -22,6 +23,7 @@ from catenary_agent.generation.state.events import (
 )
 from catenary_agent.generation.state.session import ArrivalTime, Drafts, SessionSpec, Side
 from catenary_agent.kv import CacheSpan
+from catenary_agent.kv.arrays import to_float32
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_services.errors import CatenaryError, DeadlineExceeded, InvalidInput, StaleEpoch
 
@@ -48,16 +50,31 @@ def rows_of_payload(header: frame_pb2.FrameHeader, payload: memoryview) -> Hidde
     """Returns a copy of the hidden states of a frame: float32 `[sum of tokens, hidden]`.
 
     Raises:
-        InvalidInput: The payload is not that many rows of equal length.
+        InvalidInput: The payload is not that many rows of equal length, or of unknown numbers.
     """
+    is_narrow = is_narrowed(header)
     tokens = sum(each.tokens for each in header.session_rows)
     if tokens == 0:
         if len(payload):
             raise InvalidInput("payload", f"{len(payload)} bytes that belong to no session")
         return np.empty((0, 0), np.float32)
-    if len(payload) == 0 or len(payload) % (tokens * _ROW_BYTES):
+    item_bytes = _ROW_BYTES // 2 if is_narrow else _ROW_BYTES
+    if len(payload) == 0 or len(payload) % (tokens * item_bytes):
         raise InvalidInput("payload", f"{len(payload)} bytes are not {tokens} equal rows")
+    if is_narrow:
+        return to_float32(np.frombuffer(payload, np.uint16)).reshape(tokens, -1)
     return np.frombuffer(payload, np.float32).reshape(tokens, -1).copy()
+
+
+def is_narrowed(header: frame_pb2.FrameHeader) -> bool:
+    """Returns True if the rows of a frame are bfloat16, False if they are float32.
+
+    Raises:
+        InvalidInput: They are neither.
+    """
+    if header.rows_datatype not in ("", BFLOAT16):
+        raise InvalidInput("rows_datatype", f"{header.rows_datatype!r} is not known here")
+    return header.rows_datatype == BFLOAT16
 
 
 def step_events(

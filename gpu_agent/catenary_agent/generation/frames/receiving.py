@@ -103,11 +103,12 @@ class FrameReceiver:
     def _rows_of(self, header: FrameHeader, frame: ReceivedFrame) -> Hidden:
         """Returns a copy of the rows, counted as held, and releases the frame."""
         try:
-            self._held.claim(len(frame.payload))
+            nbytes = len(frame.payload) * (2 if intake.is_narrowed(header) else 1)
+            self._held.claim(nbytes)
             try:
                 return intake.rows_of_payload(header, frame.payload)
             except CatenaryError as error:
-                self._held.give_back(len(frame.payload))
+                self._held.give_back(nbytes)
                 error.__traceback__ = None  # its frames hold views of the payload
                 raise
         finally:

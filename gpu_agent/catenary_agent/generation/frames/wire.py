@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from catenary_agent.generation.frames.cache_wire import put_opening
-from catenary_agent.generation.frames.peers import SessionFrame
+from catenary_agent.generation.frames.peers import Priority, SessionFrame
+from catenary_agent.kv.arrays import to_bfloat16
 from catenary_protos.catenary.v1 import common_pb2, frame_pb2
 from catenary_services.grpc.sampling_messages import message_of_logprobs
 from catenary_services.transport.frames import MAX_HEADER_BYTES
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _MOST_OPENINGS_BYTES = MAX_HEADER_BYTES // 2
 """The most bytes of the openings of several sessions in one header, which says more than these."""
 
+BFLOAT16 = "BF16"
+"""The name of bfloat16 in a header; without a name, rows are float32."""
+
 _Part = TypeVar("_Part", "RowsOut", "TokenOut")
 
 
@@ -32,16 +36,37 @@ _Part = TypeVar("_Part", "RowsOut", "TokenOut")
 class StepFrame(SessionFrame):
     """Hidden states of several sessions, addressed to one next agent.
 
-    The payload is row-major float32 `[sum of tokens, hidden]`; a chunk of 64 rows is copied in
-    about 20 microseconds.
+    The payload is row-major `[sum of tokens, hidden]`, float32 or bfloat16; a chunk of 64 rows is
+    copied in about 20 microseconds.
     """
 
     KIND = frame_pb2.FRAME_KIND_SESSION_STEP
     rows: list[RowsOut]
+    left: Callable[[int], None] | None = None
+    """Called exactly once with the session of rows that others may overtake, when the frame has
+    left or was given up. A frame with such rows has no others."""
+    is_narrow: bool = False
 
     @property
     def nbytes(self) -> int:
-        return sum(each.rows.nbytes for each in self.rows)
+        nbytes = sum(each.rows.nbytes for each in self.rows)
+        return nbytes // 2 if self.is_narrow else nbytes
+
+    @property
+    def priority(self) -> Priority:
+        return Priority.RINGS if self.rows[0].turn is None else Priority.PROMPTS
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        turn = self.rows[0].turn
+        return (0, 0) if turn is None else (turn.due_ns, turn.opened_ns)
+
+    def narrow(self) -> None:
+        self.is_narrow = True
+
+    def settle(self) -> None:
+        if self.left is not None:
+            self.left(self.rows[0].spec.session_id)
 
     @property
     def session_ids(self) -> tuple[int, ...]:
@@ -50,13 +75,17 @@ class StepFrame(SessionFrame):
     def fill(self, view: memoryview) -> None:
         if not self.nbytes:  # nothing but openings
             return
-        target = np.frombuffer(view, np.float32).reshape(-1, self.rows[0].rows.shape[1])
+        dtype = np.uint16 if self.is_narrow else np.float32
+        target = np.frombuffer(view, dtype).reshape(-1, self.rows[0].rows.shape[1])
         start = 0
         for each in self.rows:
-            target[start : start + len(each.rows)] = each.rows
-            start += len(each.rows)
+            rows = to_bfloat16(each.rows) if self.is_narrow else each.rows
+            target[start : start + len(rows)] = rows
+            start += len(rows)
 
     def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
+        if self.is_narrow:
+            header.rows_datatype = BFLOAT16
         for each in self.rows:
             entry = header.session_rows.add(
                 session_id=each.spec.session_id,
@@ -127,20 +156,19 @@ def frames_of(
     tokens: Sequence[TokenOut],
     prompt_scores: Sequence[PromptScoresOut] = (),
     prefixes: Sequence[PrefixOut] = (),
+    left: Callable[[int], None] | None = None,
 ) -> Iterable[tuple[str, SessionFrame]]:
-    """Yields each frame of a step with its receiver; frames that keep a ring going come first."""
-    following: dict[str, list[RowsOut]] = {}
-    for row in rows:
-        following.setdefault(row.spec.next_agent, []).append(row)
+    """Yields each frame of a step with its receiver; frames that keep a ring going come first.
+
+    Rows that others may overtake have frames of their own, and `left` is called as each settles.
+    """
     agents: dict[str, list[TokenOut]] = {}
     gateways: dict[str, list[TokenOut]] = {}
     for token in tokens:
         for agent in _agents_for(token):
             agents.setdefault(agent, []).append(token)
         gateways.setdefault(token.spec.opening.gateway_id, []).append(token)
-    for peer, parts in following.items():
-        for few in _by_headers(parts, lambda row: row.opens):
-            yield peer, StepFrame(few)
+    yield from _frames_of_rows(rows, left)
     for prefix in prefixes:
         yield prefix.spec.first_agent, TokenFrame([], for_gateway=False, prefixes=(prefix,))
     for peer, part in agents.items():
@@ -152,6 +180,23 @@ def frames_of(
         gateways.setdefault(each.spec.opening.gateway_id, [])
     for peer, part in gateways.items():
         yield peer, TokenFrame(part, for_gateway=True, prompt_scores=scores.get(peer, ()))
+
+
+def _frames_of_rows(
+    rows: Sequence[RowsOut], left: Callable[[int], None] | None
+) -> Iterable[tuple[str, SessionFrame]]:
+    following: dict[str, list[RowsOut]] = {}
+    waiting: list[RowsOut] = []
+    for row in rows:
+        if row.turn is None:
+            following.setdefault(row.spec.next_agent, []).append(row)
+        else:
+            waiting.append(row)
+    for peer, parts in following.items():
+        for few in _by_headers(parts, lambda row: row.opens):
+            yield peer, StepFrame(few)
+    for row in waiting:
+        yield row.spec.next_agent, StepFrame([row], left)
 
 
 def _by_headers(parts: Sequence[_Part], opens: Callable[[_Part], bool]) -> Iterator[list[_Part]]:

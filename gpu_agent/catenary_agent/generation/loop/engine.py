@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from catenary_agent.generation.context import GenerationContext, GenerationLimits
@@ -33,6 +34,7 @@ from catenary_agent.generation.state.events import (
     Event,
     GrammarCompiled,
     MoveMessage,
+    RowsPushed,
     SessionOpened,
     SessionsBroken,
 )
@@ -71,15 +73,6 @@ class GenerationEngine:
         self._around = context
         self._members = FrameFilter()
         self._receiver = FrameReceiver(agent_id, context.held, self._members)
-        self._generation_loop = GenerationLoop(
-            agent_id,
-            limits,
-            time.monotonic_ns,
-            self._batcher_closed,
-            context.steps,
-            validates=context.validates,
-        )
-        self._thread = GenerationLoopThread(self._generation_loop, time.monotonic_ns, self._flush)
         self._sent = SentCacheReporter(context.tell)
         self._peers = PeerSender(
             context.hub,
@@ -89,6 +82,17 @@ class GenerationEngine:
             context.uplink,
             self._sent,
         )
+        self._peers.narrows = limits.narrows_rows
+        links = self._peers.link_bytes
+        self._generation_loop = GenerationLoop(
+            agent_id,
+            replace(limits, link_bytes=links, caches=replace(limits.caches, link_bytes=links)),
+            time.monotonic_ns,
+            self._batcher_closed,
+            context.steps,
+            validates=context.validates,
+        )
+        self._thread = GenerationLoopThread(self._generation_loop, time.monotonic_ns, self._flush)
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
         self.refused_frames = 0
         """The number of frames refused because their sender is no member of the session's rings."""
@@ -266,7 +270,9 @@ class GenerationEngine:
         if self._closed:
             self._account(out)
             return
-        for peer, frame in frames_of(out.rows, out.tokens, out.prompt_scores, out.prefixes):
+        for peer, frame in frames_of(
+            out.rows, out.tokens, out.prompt_scores, out.prefixes, self._rows_left
+        ):
             self._peers.send(peer, frame)
         for move in out.moves:
             self._peers.send(move.peer, MoveFrame(move))
@@ -297,6 +303,9 @@ class GenerationEngine:
                 record_session(tracer, session, self.agent_id, now)
             for done in out.moved:
                 record_move(tracer, done, self.agent_id)
+
+    def _rows_left(self, session_id: int) -> None:
+        self._thread.post(RowsPushed(session_id))
 
     def _pushed(self, cache: CacheOut) -> None:
         self._thread.post(CachePushed(cache))

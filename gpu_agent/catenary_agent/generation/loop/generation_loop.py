@@ -30,6 +30,7 @@ from catenary_agent.generation.state.events import (
     MoveMessage,
     PrefixConfirmed,
     RowsArrived,
+    RowsPushed,
     SessionOpened,
     SessionsBroken,
     TokenArrived,
@@ -83,6 +84,7 @@ class GenerationLoop:
         self._handlers: Mapping[type[Event], Callable[[Any], None]] = {
             TokenArrived: self._ring.on_token,
             RowsArrived: self._ring.on_rows,
+            RowsPushed: self._ring.on_left,
             SessionOpened: self._ring.on_opened,
             SessionsBroken: self._ring.on_broken,
             GrammarCompiled: self._ring.on_compiled,

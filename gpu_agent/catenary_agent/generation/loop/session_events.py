@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         EngineAnswered,
         GrammarCompiled,
         RowsArrived,
+        RowsPushed,
         SessionOpened,
         SessionsBroken,
         TokenArrived,
@@ -99,8 +100,15 @@ class SessionEvents:
         session.expected = event.position + len(event.rows) - len(event.drafts.tokens)
         if event.token_ids:
             session.hear(event.token_ids, session.expected)
-        session.chunks.append(HiddenChunk(event.rows, event.sample, event.arrived, event.drafts))
+        session.hold(HiddenChunk(event.rows, event.sample, event.arrived, event.drafts))
         self._sessions.resume(session)
+
+    def on_left(self, event: RowsPushed) -> None:
+        """Goes on with a session whose rows had to wait for the link."""
+        session = self._sessions.get(event.session_id)
+        if session is not None and session.unsent:
+            session.unsent -= 1
+            self._sessions.resume(session)
 
     def on_token(self, event: TokenArrived) -> None:
         session = self._sessions.get(event.session_id)

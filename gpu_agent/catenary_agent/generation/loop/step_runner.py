@@ -23,7 +23,7 @@ from catenary_agent.decoders.sampling.sampling import (
 from catenary_agent.devices.device_errors import failure
 from catenary_agent.generation.cache.cache_budget import room_for_kept
 from catenary_agent.generation.drafts.drafter import StepTimes, times_of
-from catenary_agent.generation.loop.step_plan import StepPlan, plan_step
+from catenary_agent.generation.loop.step_plan import PromptLimits, StepPlan, plan_step
 from catenary_agent.generation.state.events import PromptScoresOut, RowsOut, TokenOut
 from catenary_agent.generation.state.session import ArrivalTime
 from catenary_agent.generation.state.sessions import REPORT_NS
@@ -51,6 +51,12 @@ if TYPE_CHECKING:
     from catenary_services.domain.ids import Nanoseconds
 
 
+_WHOLE, _HALF = 4, 2
+"""Bytes of a number in rows on their way: float32, or bfloat16."""
+_FEW_TOKENS = 4
+"""So many rows at once are those of a stream that goes on, even if it has more than one to send."""
+
+
 class StepRunner:
     """The steps of all batchers of one agent."""
 
@@ -73,10 +79,12 @@ class StepRunner:
             clock: Returns monotonic nanoseconds.
             steps: Where the running step is noted, for the watchdog.
         """
+        self._prompts = PromptLimits(
+            limits.chunk_tokens, limits.link_bytes, _HALF if limits.narrows_rows else _WHOLE
+        )
         self._sessions = sessions
         self._migrations = migrations
         self._prefixes = prefixes
-        self._chunk_tokens = limits.chunk_tokens
         self._most_drafts = limits.draft_tokens
         self._clock = clock
         self._steps = steps
@@ -86,7 +94,7 @@ class StepRunner:
         for batcher in self._sessions.batchers:
             if batcher.is_ready:
                 return plan_step(
-                    batcher, self._sessions, self._chunk_tokens, self._clock(), self._drafts_for
+                    batcher, self._sessions, self._prompts, self._clock(), self._drafts_for
                 )
         return None
 
@@ -105,7 +113,10 @@ class StepRunner:
         most = min(self._most_drafts, session.limit - len(session.tokens) - 1)
         if most <= 0 or self._migrations.is_led(session):
             return ()
-        return drafter.propose(session.tokens, most, _times_of(session, sessions, drafter))
+        times = _times_of(session, sessions, drafter)
+        if times is not None:
+            times = times._replace(row_ns=times.row_ns + self._prompts.row_ns(session))
+        return drafter.propose(session.tokens, most, times)
 
     def begin(self, plan: StepPlan) -> StepPlan:
         """Takes the sessions of a plan out of their queues; batchers take turns.
@@ -118,7 +129,7 @@ class StepRunner:
         if len(sessions.batchers) > 1:
             sessions.batchers.remove(batcher)
             sessions.batchers.append(batcher)
-        batcher.dequeue(*plan.looked_at, plan.passed_over)
+        batcher.dequeue(*plan.looked_at, plan.prompts)
         for session_id, error in plan.evicted.items():
             sessions.fail(session_id, error)
         if batcher.kept.size:
@@ -239,6 +250,15 @@ class StepRunner:
         session, spec = work.session, work.session.spec
         opens, session.introduced = not session.introduced, True
         known = session.tokens[max(spec.history, work.position) : session.cached]
+        turn = None
+        if (
+            not work.sample
+            or session.unsent
+            or len(work.inputs) > _FEW_TOKENS + len(work.drafts.tokens)
+        ):
+            # Rows of streams may overtake these, but no later rows of the same session may.
+            turn = self._prompts.turn_of(session, len(work.inputs))
+            session.unsent += turn is not None
         self._sessions.out.rows.append(
             RowsOut(
                 spec,
@@ -250,6 +270,7 @@ class StepRunner:
                 *times,
                 work.drafts,
                 known,
+                turn,
             )
         )
 

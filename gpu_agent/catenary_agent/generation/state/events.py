@@ -10,7 +10,7 @@ from catenary_agent.generation.state.session import NO_DRAFTS
 
 if TYPE_CHECKING:
     from catenary_agent.engine.reporting import OutgoingMessage
-    from catenary_agent.generation.state.partition_batcher import StepDone
+    from catenary_agent.generation.state.partition_batcher import PromptTurn, StepDone
     from catenary_agent.generation.state.session import (
         ArrivalTime,
         Drafts,
@@ -96,6 +96,13 @@ class CachePushed:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsPushed:
+    """Rows of a session that others could overtake have left for the next agent, or were lost."""
+
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class MoveMessage:
     """A step of a live migration arrived from the gateway or another agent."""
 
@@ -164,6 +171,7 @@ Event = (
     | TokenArrived
     | CacheArrived
     | CachePushed
+    | RowsPushed
     | MoveMessage
     | EpochRaised
     | CloseOrdered
@@ -191,6 +199,8 @@ class RowsOut:
     token_ids: Sequence[int] = ()
     """The tokens that the last rows without a guess belong to, where the opening does not say
     them."""
+    turn: PromptTurn | None = None
+    """The place among the rows of prompts for the same agent; None for rows that none overtake."""
 
 
 @dataclass(slots=True)

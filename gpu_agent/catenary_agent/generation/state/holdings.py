@@ -69,7 +69,8 @@ def _session(session: Session) -> scheduler_pb2.SessionInAgent:
         gateway_id=spec.opening.gateway_id,
         request_id=spec.opening.request_id,
         partition=key_message(session.batcher.key),
-        passed_on=session.introduced,
+        # Rows that wait for a slow link have not been handed over, and the opening is among them.
+        passed_on=session.introduced and not session.unsent,
     )
 
 

@@ -5,8 +5,8 @@ The queues hold the ids of sessions only; `loop.step_plan` makes steps of them.
 
 from __future__ import annotations
 
+import bisect
 import heapq
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from catenary_services.domain.decoder import GPU_CHUNK_TOKENS
 from catenary_services.domain.prefixes import KeptBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from catenary_agent.decoders.base import DecoderCost, DecoderExecutor
     from catenary_agent.decoders.sampling.grammar_masks import GrammarMasks
@@ -34,6 +34,27 @@ _PACE_SHARE = 0.05
 _MOST_PACE = 8.0
 """A step that is slower or faster than expected by more than this factor counts as this factor: it
 was probably interrupted."""
+
+
+LONGEST_PRECEDENCE_NS = 30_000_000_000
+"""A prompt that may take longer is read as if it had to be answered after so many nanoseconds.
+Otherwise those with shorter deadlines could go before it for as long as they keep coming."""
+
+
+class PromptTurn(NamedTuple):
+    """The place of a prompt in the order in which prompts are read: the least comes first.
+
+    Prompts that take turns chunk by chunk all get their first token late, as if each of them had
+    come last. Read one after the other, only the last one does.
+    """
+
+    due_ns: Nanoseconds
+    """The deadline of the request, or `LONGEST_PRECEDENCE_NS` after the arrival if it is later."""
+    opened_ns: Nanoseconds
+    """The arrival of the opening at this agent."""
+    rest_tokens: int
+    """Number of tokens still to be read. It decides between choices of one request."""
+    session_id: int
 
 
 def chunk_tokens_for(device: Device) -> int:
@@ -97,6 +118,11 @@ class QueuedSession(Protocol):
         """The origin of a session that moves here; None otherwise."""
         ...
 
+    @property
+    def turn(self) -> PromptTurn:
+        """The place of its prompt among others."""
+        ...
+
 
 class PartitionBatcher:
     """An executor and the queues of sessions in front of it.
@@ -136,7 +162,8 @@ class PartitionBatcher:
         """True if a stream that has moved here continues with the next step."""
         self.urgent: list[int] = []
         self.decoding: list[int] = []
-        self.prefilling: deque[int] = deque()
+        self.prefilling: list[PromptTurn] = []
+        """The prompts, in the order in which they are read."""
         # Only emulated executors let a session wait without computing it.
         self._waiting_ns: Callable[[int, int], int] | None = getattr(executor, "waiting_ns", None)
         self._waiting: list[tuple[Nanoseconds, int]] = []
@@ -156,7 +183,8 @@ class PartitionBatcher:
     def queued(self) -> list[int]:
         """The ids of the sessions in all queues and in emulated waits."""
         waiting = [session_id for _, session_id in self._waiting]
-        return [*self.decoding, *self.urgent, *self.prefilling, *waiting]
+        prompts = [turn.session_id for turn in self.prefilling]
+        return [*self.decoding, *self.urgent, *prompts, *waiting]
 
     def queue(self, session: QueuedSession, now_ns: Nanoseconds) -> None:
         """Queues a session, which has tokens to compute, for the next step."""
@@ -173,8 +201,10 @@ class PartitionBatcher:
         self._line_up(session)
 
     def _line_up(self, session: QueuedSession) -> None:
-        queue = self.decoding if session.pending == 1 else self.prefilling
-        queue.append(session.spec.session_id)
+        if session.pending == 1:
+            self.decoding.append(session.spec.session_id)
+        else:
+            bisect.insort(self.prefilling, session.turn)
 
     def queue_first(self, session: QueuedSession, now_ns: Nanoseconds) -> None:
         """Queues a session whose stream stands still until its few pending tokens are computed."""
@@ -190,13 +220,11 @@ class PartitionBatcher:
         model, duration_ns = self.key.model.name, times[1] - times[0]
         return (StepDone(model, size.decode_rows, prefill_tokens, duration_ns),)
 
-    def dequeue(self, decoding: int, urgent: int, prefilling: int, back: Sequence[int]) -> None:
-        """Takes so many sessions out of the queues, and puts some prompts back to the front."""
+    def dequeue(self, decoding: int, urgent: int, prompts: Collection[PromptTurn]) -> None:
+        """Takes sessions out of the queues: so many of the first two, and some prompts."""
         del self.decoding[:decoding], self.urgent[:urgent]
-        if prefilling:
-            for _ in range(prefilling):
-                self.prefilling.popleft()
-            self.prefilling.extendleft(reversed(back))
+        if prompts:
+            self.prefilling = [turn for turn in self.prefilling if turn not in prompts]
         self.is_awaited = False
 
     def woken(self, now_ns: Nanoseconds) -> Iterator[int]:

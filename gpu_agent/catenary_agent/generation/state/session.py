@@ -11,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.base import StepItem, StepScores
+from catenary_agent.generation.state.partition_batcher import (
+    LONGEST_PRECEDENCE_NS,
+    PromptTurn,
+)
 from catenary_agent.generation.state.states import (
     AWAITING_TOKEN,
     CLOSED,
@@ -33,6 +37,11 @@ if TYPE_CHECKING:
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.domain.sampling import SamplingParameters
 
+_MOST_UNSENT = 2
+"""The frames of one session that may wait for a link: one that leaves, and one for when it has
+left. Further rows are computed only then."""
+_SHORT_CHUNK_TOKENS = 64
+"""Rows that arrived behind fewer rows of the same prompt are computed together with them."""
 Hidden = NDArray[np.float32]
 Times = tuple[int, int]
 """The start and the end of a step in monotonic nanoseconds."""
@@ -201,6 +210,9 @@ class Session:
     """The receivers of the caches and their blocks, if the session is handed over or moves."""
     introduced: bool = False
     """True once the next agent was sent the opening."""
+    unsent: int = 0
+    """Number of frames with rows of it that wait for the link to the next agent, and which others
+    may overtake."""
     opened_ns: int = 0
     first_step_ns: int = 0
     prefilled_ns: int = 0
@@ -213,13 +225,21 @@ class Session:
     @property
     def pending(self) -> int:
         """Number of known tokens that can be computed in one piece; guesses do not count."""
-        if self.is_held or self.awaits_prefix:
+        if self.is_held or self.awaits_prefix or self.unsent >= _MOST_UNSENT:
             return 0
         if self.spec.is_first:
             return len(self.tokens) - self.cached
         if not self.chunks or (self.incoming is not None and self.chunks[0].sample):
             return 0  # the hand-over of these rows has not reached this agent yet
         return len(self.chunks[0].rows) - len(self.chunks[0].drafts.tokens)
+
+    @property
+    def turn(self) -> PromptTurn:
+        """The place of its prompt in the order in which prompts are read."""
+        opened_ns, spec = self.opened_ns, self.spec
+        due_ns = min(spec.deadline_ns, opened_ns + LONGEST_PRECEDENCE_NS)
+        rest_tokens = max(self.pending, spec.history - self.cached)
+        return PromptTurn(due_ns, opened_ns, rest_tokens, spec.session_id)
 
     def validate(self) -> None:
         """Raises AssertionError unless the fields agree with the state, as between two events."""
@@ -276,6 +296,20 @@ class Session:
             self.cached += 1
             self.drafted = self.drafted[1:]
         self.tokens.append(token_id)
+
+    def hold(self, chunk: HiddenChunk) -> None:
+        """Takes in rows on other hops than the first, which follow those that are here.
+
+        A slow link brings a prompt in small pieces. If they come faster than they are computed,
+        they are put together, so that no step reads all weights for a few rows.
+        """
+        last = self.chunks[-1] if self.chunks else None
+        is_open = last is not None and not last.sample and len(last.rows) < _SHORT_CHUNK_TOKENS
+        if last is None or not is_open or chunk.drafts.tokens or self.incoming is not None:
+            self.chunks.append(chunk)
+        else:
+            rows = np.concatenate((last.rows, chunk.rows))
+            self.chunks[-1] = HiddenChunk(rows, chunk.sample, chunk.arrived)
 
     def settle(self, now: Nanoseconds) -> None:
         """Forgets the guesses of a step on the first hop, when all its tokens are known."""

@@ -141,6 +141,7 @@ class FrameHeader(_message.Message):
     ECHO_REQUEST_FIELD_NUMBER: _builtins.int
     ECHO_ANSWER_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ROWS_DATATYPE_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
     epoch: _builtins.int
     """Fencing epoch of the scheduler that made the reservation."""
@@ -155,6 +156,8 @@ class FrameHeader(_message.Message):
     plan_id: _builtins.str
     sent_monotonic_ns: _builtins.int
     """The sender's monotonic clock at push; comparable only on one host (same host_id)."""
+    rows_datatype: _builtins.str
+    """FRAME_KIND_SESSION_STEP: what the numbers of the payload are: "BF16", or float32 if it is empty."""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Slice]:
         """The slices carried here, in row order."""
@@ -236,10 +239,11 @@ class FrameHeader(_message.Message):
         echo_request: Global___EchoRequest | None = ...,
         echo_answer: Global___EchoAnswer | None = ...,
         prompt_logprobs: _abc.Iterable[Global___SessionPromptLogprobs] | None = ...,
+        rows_datatype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "failure", b"failure", "move", b"move"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "rows", b"rows", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "rows", b"rows", "rows_datatype", b"rows_datatype", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

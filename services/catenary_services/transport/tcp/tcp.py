@@ -14,7 +14,7 @@ from catenary_services.addresses import host_port
 from catenary_services.errors import CatenaryError, InvalidInput, PartitionLost
 from catenary_services.security.identity import identity_of_socket
 from catenary_services.tcp_listener import TcpListener
-from catenary_services.transport.acknowledgements import Lost
+from catenary_services.transport.acknowledgements import LinkState, Lost
 from catenary_services.transport.exchange import (
     MemoryFrame,
     check_receiver,
@@ -265,6 +265,10 @@ class TcpLink(StreamLink):
             self.stream.close(lost("tcp", "the peer takes no frames"))
             raise push_timed_out("tcp", timeout_s) from None
         self._check_open()
+
+    def transit(self) -> LinkState | None:
+        """Returns what is on its way to the peer; None once the link is closed."""
+        return None if self.stream.closed else self.stream.transit()
 
     async def close(self) -> None:
         """Closes the link and takes back every slot."""

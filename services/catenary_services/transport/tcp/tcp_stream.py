@@ -21,6 +21,7 @@ from catenary_services.transport.acknowledgements import (
     LOOK_S,
     SILENT_S,
     Acknowledgements,
+    LinkState,
     Lost,
     SendQueueState,
 )
@@ -52,6 +53,11 @@ _ACKNOWLEDGED_AT = 120
 _COUNT = struct.Struct("<I")
 _UNACKNOWLEDGED_AT = 24
 """Offset of `tcpi_unacked` there: packets that were sent and not acknowledged."""
+_LEAST_ROUND_TRIP_AT = 148
+"""Offset of `tcpi_min_rtt` there, in microseconds; all ones if it is not known."""
+_UNKNOWN_ROUND_TRIP = 0xFFFF_FFFF
+_DELIVERY_RATE_AT = 160
+"""Offset of `tcpi_delivery_rate` there, in bytes per second."""
 _QUEUED = struct.Struct("i")
 
 OnFrame = Callable[[MessagePrefix, bytes, memoryview, Callable[[], None]], None]
@@ -220,16 +226,36 @@ class TcpStream(asyncio.BufferedProtocol):
     def _outgoing(self) -> SendQueueState:
         """Returns the kernel's state of what was sent."""
         assert self._transport is not None
-        sock = self._transport.get_extra_info("socket")
         left = self._transport.get_write_buffer_size()
         try:
-            facts = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            facts, queued = self._kernel_facts()
             (acknowledged,) = _ACKNOWLEDGED.unpack_from(facts, _ACKNOWLEDGED_AT)
             (packets,) = _COUNT.unpack_from(facts, _UNACKNOWLEDGED_AT)
-            (queued,) = _QUEUED.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
         except (OSError, struct.error):  # closed in the meantime
             return SendQueueState(0, 0, unanswered=False, handed_over=False)
         return SendQueueState(acknowledged, queued, packets > 0, left == 0)
+
+    def _kernel_facts(self) -> tuple[bytes, int]:
+        """Returns the `struct tcp_info` of the connection, and the bytes in its send queue."""
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        facts = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        (queued,) = _QUEUED.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+        return facts, queued
+
+    def transit(self) -> LinkState | None:
+        """Returns what is on its way to the other side; None if the kernel does not say."""
+        assert self._transport is not None
+        try:
+            facts, queued = self._kernel_facts()
+            (acknowledged,) = _ACKNOWLEDGED.unpack_from(facts, _ACKNOWLEDGED_AT)
+            (round_trip_us,) = _COUNT.unpack_from(facts, _LEAST_ROUND_TRIP_AT)
+            (rate,) = _ACKNOWLEDGED.unpack_from(facts, _DELIVERY_RATE_AT)
+        except (OSError, struct.error):
+            return None
+        known_us = 0 if round_trip_us == _UNKNOWN_ROUND_TRIP else round_trip_us
+        outstanding = queued + self._transport.get_write_buffer_size()
+        return LinkState(acknowledged, outstanding, known_us * 1_000, rate)
 
     def pause_writing(self) -> None:
         """Notes that the socket is full."""

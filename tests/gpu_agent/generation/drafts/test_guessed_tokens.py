@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from catenary_agent.decoders.base import DecoderCost
 from catenary_agent.generation.context import GenerationLimits
 from catenary_agent.generation.drafts.drafter import Drafter
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
@@ -33,6 +34,18 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(ring: list) -> None:
     assert world.right > 30
     last = world.decoders["c"]
     assert len(last.steps) < 40
+
+
+@pytest.mark.parametrize("are_slow", [False, True])
+def test_nothing_is_guessed_where_rows_occupy_a_link_for_longer_than_a_trip_takes(
+    are_slow: bool,
+) -> None:
+    world = World(4, period=3, are_slow=are_slow)
+    for loop in world.rings.values():
+        for batcher in loop.sessions.batchers:
+            batcher.cost = DecoderCost(1_000, 100, 1_000, 100)
+    assert generated(world, RING, 60) == undisturbed(PROMPT, 60, period=3)
+    assert (world.right + world.wrong == 0) == are_slow
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ class Request:
 class Cluster(World):
     """Adds a scheduler and a gateway that move sessions."""
 
-    def __init__(self, chunk: int, period: int = 0) -> None:
-        super().__init__(chunk, period)
+    def __init__(self, chunk: int, period: int = 0, *, are_slow: bool = False) -> None:
+        super().__init__(chunk, period, are_slow=are_slow)
         self.period = period
         self.requests: dict[int, Request] = {}
         self.orders: list[tuple[str, int]] = []
@@ -236,7 +236,9 @@ def test_whatever_moves_and_in_any_order_every_answer_is_whole(count):
     @examples(count)
     @given(st.data(), st.integers(1, 6))
     def every_answer_is_whole(data, chunk):
-        world = Cluster(chunk, data.draw(st.sampled_from([0, 2, 3])))
+        world = Cluster(
+            chunk, data.draw(st.sampled_from([0, 2, 3])), are_slow=data.draw(st.booleans())
+        )
         acts = [
             lambda n=number, r=request, rings=rings: world.start(n, r, rings)
             for number, (request, rings) in drawn_requests(data).items()
@@ -255,7 +257,9 @@ def test_what_is_lost_while_sessions_move_is_never_said_wrong_and_all_comes_free
     @examples(count)
     @given(st.data(), st.integers(1, 6))
     def nothing_wrong_is_said(data, chunk):
-        world = Cluster(chunk, data.draw(st.sampled_from([0, 2, 3])))
+        world = Cluster(
+            chunk, data.draw(st.sampled_from([0, 2, 3])), are_slow=data.draw(st.booleans())
+        )
         drawn = drawn_requests(data)
         acts = [
             lambda n=number, r=request, rings=rings: world.start(n, r, rings)
