@@ -90,11 +90,6 @@ class ExtentTable:
         self._extents: list[Extent] = []
         """Those that have rows, by ascending place."""
 
-    @property
-    def used(self) -> int:
-        """Number of rows that no extent can do without."""
-        return sum(each.room(each.needed) for each in self._extents)
-
     def release(self, extent: Extent) -> None:
         """Frees the rows of an extent."""
         if extent.length:
@@ -128,6 +123,8 @@ class ExtentTable:
     def shrink(self, extent: Extent, tokens: int) -> None:
         """Makes rows behind the first `tokens` of each line ones to spare."""
         extent.needed = min(extent.needed, tokens)
+        if not extent.needed:
+            self.release(extent)
 
     def _lengths(self, extent: Extent, needed: int) -> tuple[int, int]:
         """Returns the lengths that a line would best have, the longer one first."""
@@ -190,7 +187,7 @@ class ExtentTable:
         for each in neighbours:
             moves.append(_placed(each, end, each.kept(slack)))
             end = each.end
-        return [move for move in moves if _is_any(move)], end
+        return [move for move in moves if _is_needed(move)], end
 
     def _compact(self, growing: Extent, needed: int) -> list[ExtentMove]:
         """Moves all extents together and deals out what is left, so that few grow again soon."""
@@ -214,7 +211,7 @@ class ExtentTable:
             moves.append(_placed(each, end - each.lines * length, length))
         growing.needed = needed
         self._extents = extents
-        return [move for move in moves if move.tokens and _is_any(move)]
+        return [move for move in moves if move.tokens and _is_needed(move)]
 
     @staticmethod
     def _together(extents: list[Extent]) -> Iterator[ExtentMove]:
@@ -251,7 +248,7 @@ def _placed(extent: Extent, first: int, length: int) -> ExtentMove:
     return move
 
 
-def _is_any(move: ExtentMove) -> bool:
+def _is_needed(move: ExtentMove) -> bool:
     return (move.source, move.source_length) != (move.target, move.target_length)
 
 

@@ -26,7 +26,7 @@ _PINNED_BYTES = 8 << 20
 such pieces. Agents export as much at a time (`CacheLimits.export_bytes`)."""
 _STAGED_BYTES = 4 << 20
 """The bytes of imported arrays that are copied to a device at a time."""
-_MOVED_BYTES = 64 << 20
+_MOVED_BYTES = 16 << 20
 """The size of the buffer by way of which rows of a session move within the pool."""
 _TYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float32): torch.float32,
@@ -82,6 +82,9 @@ class CachePool:
         size = (2, rows + 1, shape.heads, shape.head_size)
         try:
             self._rows = torch.empty(size, dtype=shape.dtype, device=shape.device)
+            # There from the beginning: rows that cannot be copied any more would be lost.
+            size_bytes = max(_MOVED_BYTES, self._rows[:, 0].nbytes)
+            self._buffer = torch.empty(size_bytes, dtype=torch.uint8, device=shape.device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             text = str(error).splitlines()[0][:200]
             raise Overloaded(f"no memory for caches of {rows} tokens: {text}") from error
@@ -272,9 +275,8 @@ class CachePool:
         Some lines at a time are copied by way of a buffer, in the order in which nothing is
         overwritten that was not copied.
         """
-        row_bytes = self._rows[:, 0].nbytes
-        lines = max(1, _MOVED_BYTES // (row_bytes * move.tokens))
-        tokens = max(1, min(move.tokens, _MOVED_BYTES // row_bytes))
+        most = len(self._buffer) // self._rows[:, 0].nbytes
+        lines, tokens = max(1, most // move.tokens), min(move.tokens, most)
         parts = [
             (line, min(line + lines, move.extent.lines), token, min(token + tokens, move.tokens))
             for line in range(0, move.extent.lines, lines)
@@ -283,8 +285,9 @@ class CachePool:
         source = self._lines(move.source, move.source_length, move.extent.lines)
         target = self._lines(move.target, move.target_length, move.extent.lines)
         for first, last, begin, end in parts if move.is_down else reversed(parts):
-            held = source[:, first:last, begin:end].clone()
-            target[:, first:last, begin:end].copy_(held)
+            rows = source[:, first:last, begin:end]
+            held = self._buffer[: rows.nbytes].view(rows.dtype).view(rows.shape)
+            target[:, first:last, begin:end].copy_(held.copy_(rows))
 
     def _lines(self, first: int, length: int, lines: int) -> torch.Tensor:
         """Returns a view of lines: [2, lines, length, heads, head size]."""
