@@ -152,6 +152,7 @@ def pretend_context(executor: Any, sessions: int, tokens: int) -> None:
     for session in range(sessions):
         executor.open_session(session, executor.key.first_block)
         executor._book.cached[session] = tokens
+        executor._pool.grow(executor._caches[session], tokens)
 
 
 def decode_items(

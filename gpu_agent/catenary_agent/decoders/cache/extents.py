@@ -88,7 +88,7 @@ class ExtentTable:
         """Begins with so many free rows."""
         self.rows = rows
         self._extents: list[Extent] = []
-        """Those that have rows, by ascending place."""
+        """The extents that have rows, by ascending place."""
 
     def release(self, extent: Extent) -> None:
         """Frees the rows of an extent."""
