@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from catenary_services.http2.connection import ServerConnection
 
-MOST_OF_ONE_SOURCE: Final = 12 * 1024 * 1024
-"""Bytes that the connections of one source may hold together. With what connections and allocator
-take beside them, a process grows by four times as much."""
+MOST_OF_ONE_SOURCE: Final = 16 * 1024 * 1024
+"""Bytes that the connections of one source may hold together."""
 LOOKED_FOR_AFTER: Final = MOST_OF_ONE_SOURCE // 4
 """Bytes by which unfinished frames and headers may grow until those who hold most are looked for
 before it is time."""
