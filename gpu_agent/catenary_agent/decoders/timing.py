@@ -16,6 +16,7 @@ import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, DecoderExecutor, StepItem, Want
 from catenary_agent.decoders.sampling.sampling import SessionSampler
+from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.domain.ids import ModelKey, PartitionKey
 from catenary_services.domain.sampling import SamplingParameters
 from catenary_services.models.model_repository import ModelRepository
@@ -69,8 +70,12 @@ class StepTimer:
         self._executor = executor
         key, table = executor.key, executor.table
         self._blocks = key.last_block - key.first_block
-        self.most_sessions = executor.free_block_slots // self._blocks
-        self.most_tokens = executor.layout.session_tokens
+        left = executor.layout.memory_tokens - executor.cached_block_tokens
+        self.cache_tokens = left // self._blocks
+        """The most tokens of all sessions together, which count in whole cache blocks."""
+        slots = executor.free_block_slots // self._blocks
+        self.most_sessions = min(slots, max(1, self.cache_tokens // CACHE_BLOCK_TOKENS))
+        self.most_tokens = min(executor.layout.session_tokens, max(1, self.cache_tokens))
         self._want: Want = "token" if key.last_block == table.blocks else "hidden"
         self._sampler = SessionSampler(SamplingParameters(), (), 0, ())  # greedy
         self._random = np.random.default_rng(0)

@@ -153,3 +153,24 @@ def test_without_a_cost_mixed_steps_are_split_by_tokens() -> None:
     work = BatcherWork()
     assert work.add(StepSize(1, 10, (3,)), (0, 400), None) == 3
     assert (work.decode_ns, work.prefill_ns) == (100, 300)
+
+
+@pytest.mark.parametrize("cache_tokens", [16, 96, 512, 4_096])
+async def test_measuring_never_caches_more_than_there_is_memory_for(
+    clock: Clock, cache_tokens: int
+) -> None:
+    decoder = ExactDecoder(clock)
+    most, step = 0, decoder.step
+    decoder.book.layout = CacheLayout(8 * BLOCKS, 512, (0,), cache_tokens * BLOCKS)
+
+    def counted(items: Sequence[StepItem]) -> list[np.ndarray | None]:
+        nonlocal most
+        results = step(items)
+        most = max(most, decoder.cached_block_tokens)
+        return results
+
+    decoder.step = counted  # type: ignore[method-assign]
+    cost = await measure_between_steps(decoder, at_once, chunk_tokens=64, budget_s=60.0)
+    assert 0 < most <= cache_tokens * BLOCKS
+    assert cost.decode_lone_ns == TRUE.decode_lone_ns
+    assert decoder.cached_block_tokens == 0

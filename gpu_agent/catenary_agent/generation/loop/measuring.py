@@ -26,6 +26,7 @@ from catenary_agent.decoders.timing import (
     floored_line,
     line,
 )
+from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 
 OnThread = Callable[[Callable[[], int]], Awaitable[int]]
 
@@ -109,10 +110,11 @@ class _Measurement:
         """
         probe = self._probe
         counts = [count for count in DEEP_SESSIONS if count <= probe.most_sessions]
-        depth = min(DEEP_TOKENS, probe.most_tokens - RUNS * len(counts))
         chunk = min(FILL_TOKENS, self._chunk_tokens)
         points: list[tuple[int, int, float]] = []
-        if depth < chunk:
+        while counts and (depth := _depth(probe, counts)) < chunk:
+            counts.pop()
+        if not counts:
             return points
         try:
             for count in counts:
@@ -136,6 +138,12 @@ class _Measurement:
     @property
     def _is_late(self) -> bool:
         return time.monotonic() >= self._deadline_s
+
+
+def _depth(probe: StepTimer, counts: Sequence[int]) -> int:
+    """Returns how many tokens each of so many sessions can have before the steps that are timed."""
+    each = probe.cache_tokens // counts[-1] // CACHE_BLOCK_TOKENS * CACHE_BLOCK_TOKENS
+    return min(DEEP_TOKENS, min(probe.most_tokens, each) - RUNS * len(counts))
 
 
 def _deep_step(probe: StepTimer, sessions: int, contexts: list[int]) -> int:
