@@ -42,6 +42,8 @@ class ChatTemplate:
             names = list(environment.parse(source).find_all(jinja2.nodes.Name))
         except RecursionError:
             raise jinja2.TemplateSyntaxError("it is nested too deeply", 1) from None
+        except SyntaxError as error:  # of the code that Jinja makes of it: a break outside loops
+            raise jinja2.TemplateSyntaxError(error.msg, 1) from None
         self._special_tokens = dict(special_tokens)
         self.shows_tools = any(each.name == "tools" and each.ctx == "load" for each in names)
         """True if the template looks at the tools of a conversation."""
