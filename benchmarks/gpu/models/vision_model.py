@@ -21,7 +21,7 @@ def image_part(here: Context, device: Device) -> Any:
     """Returns the executor of a whole exported network."""
     from catenary_agent.executors.torch_part import TorchPart
 
-    side, file = _file(here)
+    side, file = _exported_network(here)
     classes = 10 if here.tiny else 1000
     image, scores = (3, side, side), (classes,)
     ends = PartitionSignature(
@@ -43,13 +43,13 @@ def formed_part(here: Context) -> Any:
     from catenary_agent.executors.torch_device import FormedPart, PartTypes
     from catenary_agent.partitioning.torch_archive import load_program
 
-    _, file = _file(here)
+    _, file = _exported_network(here)
     program = move_to_device_pass(load_program(file), here.torch_device)
     types = PartTypes((torch.float32,), (torch.float32,))
     return FormedPart(program.module(), types, here.torch_device)
 
 
-def _file(here: Context) -> tuple[int, Path]:
+def _exported_network(here: Context) -> tuple[int, Path]:
     """Returns the side of images, and the exported network."""
     side, file = 16 if here.tiny else 224, here.folder / "vision.pt2"
     if not file.exists():

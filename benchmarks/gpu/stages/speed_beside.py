@@ -161,7 +161,7 @@ def _forms(here: Context, batches: dict[int, np.ndarray]) -> None:
     weights = formed.weights()
     for form in PartForm:
         formed.take(form, weights)
-        runs = PartRuns(formed, here.torch_device)
+        runs = PartRuns(formed)
         for rows, images in batches.items():
             given = [torch.from_numpy(images)]
             taken = here.time(lambda given=given, runs=runs: runs.run(given), 20, 5)

@@ -61,7 +61,8 @@ class FormedPart:
     def __init__(self, model: torch.nn.Module, types: PartTypes, device: torch.device) -> None:
         """Takes a program whose weights are on the device, in the form of its export."""
         self.form = PartForm.EXPORTED
-        self._model, self._types, self._device = model, types, device
+        self.device = device
+        self._model, self._types = model, types
         self._weights = [*model.parameters(), *model.buffers()]
         self._exported = [weight.dtype for weight in self._weights]
 
@@ -109,16 +110,16 @@ class FormedPart:
 
     def _rounding(self) -> torch.autocast:
         # What it casts, it would keep until the end: a graph must cast at every replay.
-        return torch.autocast(self._device.type, torch.float16, cache_enabled=False)
+        return torch.autocast(self.device.type, torch.float16, cache_enabled=False)
 
 
 class PartRuns:
     """Runs of a part on a device, as graphs where the shapes of its inputs come again."""
 
-    def __init__(self, part: FormedPart, device: torch.device) -> None:
-        """Captures nothing yet."""
-        self._part, self._device = part, device
-        self._recorder = GraphRecorder(device)
+    def __init__(self, part: FormedPart) -> None:
+        """Holds a part, of which nothing is captured before its second run."""
+        self._part = part
+        self._recorder = GraphRecorder(part.device)
         self._graphs: dict[Shapes, _PartGraph] = {}
         self._met: dict[Shapes, int] = {}
         self._broken = False
@@ -129,19 +130,32 @@ class PartRuns:
         if self._part.form is not PartForm.HALF:
             return outputs
         *outputs, finite = outputs
-        if bool(finite):
+        return outputs if bool(finite) else self._in_float32(inputs, outputs)
+
+    def _in_float32(
+        self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Returns the right outputs for inputs of which HALF made some that are not finite.
+
+        If float32 makes finite ones, a value was too large for float16, and the part stays in
+        float32. Otherwise it is the inputs that ask for them, and nothing changes.
+        """
+        weights = self._part.weights()
+        self._part.take(PartForm.CHANNELS_LAST, weights)
+        exact = self._part(_moved(inputs, self._part.device))
+        if not all(bool(each.isfinite().all()) for each in exact):
+            self._part.take(PartForm.HALF, weights)  # at the addresses that graphs know
             return outputs
         _log.warning("float16_given_up", reason="a value is too large for float16")
-        self._part.take(PartForm.CHANNELS_LAST, self._part.weights())
         self._graphs.clear()
-        self._recorder = GraphRecorder(self._device)
-        return self._run(inputs)
+        self._recorder = GraphRecorder(self._part.device)
+        return exact
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         shapes = tuple(tensor.shape for tensor in inputs)
         graph = self._graphs.get(shapes) or self._captured(shapes, inputs)
         if graph is None:
-            return self._part([tensor.to(self._device) for tensor in inputs])
+            return self._part(_moved(inputs, self._part.device))
         return graph.run(inputs)
 
     def _captured(self, shapes: Shapes, inputs: Sequence[torch.Tensor]) -> _PartGraph | None:
@@ -153,7 +167,7 @@ class PartRuns:
         self._met[shapes] = met = self._met.get(shapes, 0) + 1
         if met < _MET_BEFORE_CAPTURE:
             return None
-        graph = _PartGraph([tensor.to(self._device) for tensor in inputs], self._part)
+        graph = _PartGraph(_moved(inputs, self._part.device), self._part)
         try:
             graph.replay = self._recorder.record(graph.launch)
         except RuntimeError as error:  # torch.OutOfMemoryError is one, too
@@ -184,26 +198,24 @@ class _PartGraph:
         return list(self._outputs)
 
 
-def fastest_form(
-    part: FormedPart, device: torch.device, inputs: Sequence[torch.Tensor]
-) -> PartForm:
+def fastest_form(part: FormedPart, inputs: Sequence[torch.Tensor]) -> PartForm:
     """Brings a part into the form that is fastest and computes the same, and returns which it is.
 
     Args:
         part: A part as it was exported.
-        device: Its device.
         inputs: An example on the host.
     """
-    weights, wanted = part.weights(), [each.clone() for each in part(_moved(inputs, device))]
+    weights, given = part.weights(), _moved(inputs, part.device)
+    wanted = [each.clone() for each in part(given)]
     times: dict[PartForm, float] = {}
     for form in PartForm:
         if form is PartForm.CHANNELS_LAST and not part.has_images:
             continue
         try:
             part.take(form, weights)
-            distance = _distance(part(_moved(inputs, device)), wanted)
+            distance = _distance(part(given), wanted)
             if distance <= MOST_DISTANCE:
-                times[form] = _seconds(part, device, inputs)
+                times[form] = _seconds(part, inputs)
         except RuntimeError as error:  # an operation that has no kernel for the form, or no memory
             reason = str(error).splitlines()[0][:200]
             _log.info("form_unavailable", form=form, reason=reason)
@@ -224,9 +236,9 @@ def _distance(made: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> f
     return most
 
 
-def _seconds(part: FormedPart, device: torch.device, inputs: Sequence[torch.Tensor]) -> float:
+def _seconds(part: FormedPart, inputs: Sequence[torch.Tensor]) -> float:
     """Returns the shortest time of a run."""
-    runs, times = PartRuns(part, device), []
+    runs, times = PartRuns(part), []
     for _ in range(_TRIALS):
         began = time.perf_counter()
         for output in runs.run(inputs):

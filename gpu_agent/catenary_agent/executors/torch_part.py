@@ -63,8 +63,8 @@ class TorchPart(PartExecutor):
         self._compute: Compute | None = part
         if self._device.type == "cuda":
             with torch.cuda.stream(self._stream):
-                fastest_form(part, self._device, _tensors(ends.example_arrays(_EXAMPLE_ROWS)))
-            self._compute = PartRuns(part, self._device).run
+                fastest_form(part, _tensors(ends.example_arrays(_EXAMPLE_ROWS)))
+            self._compute = PartRuns(part).run
         self.memory_bytes = part.nbytes
 
     def run(

@@ -94,9 +94,9 @@ def test_every_form_computes_the_same_in_the_datatypes_of_the_wire(
     form: PartForm, features: torch.dtype
 ) -> None:
     part = exported(features=features)
-    wanted = on_host(PartRuns(part, DEVICE).run(images(3)))
+    wanted = on_host(PartRuns(part).run(images(3)))
     part.take(form, part.weights())
-    runs = PartRuns(part, DEVICE)
+    runs = PartRuns(part)
     for _ in range(3):  # the first is eager, the second captured, the third replayed
         made = on_host(runs.run(images(3)))
         assert [each.dtype for each in made] == [torch.float32, features]
@@ -122,20 +122,20 @@ def test_the_fastest_form_is_taken_among_those_that_compute_the_same(
     times = {PartForm.EXPORTED: 3.0, PartForm.CHANNELS_LAST: 2.0, PartForm.HALF: 1.0}
     monkeypatch.setattr(torch_device, "_seconds", lambda part, *_: times[part.form])
     part = exported()
-    assert fastest_form(part, DEVICE, images(4)) is PartForm.HALF is part.form
+    assert fastest_form(part, images(4)) is PartForm.HALF is part.form
     # Products of some hundred thousand do not fit into float16.
     large = exported(gain=1e7)
-    assert fastest_form(large, DEVICE, images(4)) is PartForm.CHANNELS_LAST
+    assert fastest_form(large, images(4)) is PartForm.CHANNELS_LAST
     assert all(weight.dtype != torch.float16 for weight in large.weights())
     times[PartForm.EXPORTED] = 0.5
-    assert fastest_form(exported(), DEVICE, images(4)) is PartForm.EXPORTED
+    assert fastest_form(exported(), images(4)) is PartForm.EXPORTED
 
 
 def test_a_form_that_a_device_cannot_run_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     part = exported()
     monkeypatch.setattr(part, "_rounding", mock.Mock(side_effect=RuntimeError("no kernel")))
     weights = part.weights()
-    assert fastest_form(part, DEVICE, images(4)) is not PartForm.HALF
+    assert fastest_form(part, images(4)) is not PartForm.HALF
     for ours, given in zip(part.weights(), weights, strict=True):
         assert ours.dtype == given.dtype
 
@@ -146,7 +146,7 @@ def test_a_value_too_large_for_float16_ends_half_precision_and_costs_no_answer(
 ) -> None:
     part = exported(gain=1e3)
     part.take(PartForm.HALF, part.weights())
-    runs = PartRuns(part, DEVICE)
+    runs = PartRuns(part)
     for _ in range(before):
         assert all(bool(each.isfinite().all()) for each in runs.run(images(2)))
         assert part.form is PartForm.HALF
@@ -157,11 +157,22 @@ def test_a_value_too_large_for_float16_ends_half_precision_and_costs_no_answer(
         assert distance(ours, theirs.cpu()) <= MOST_DISTANCE
 
 
+def test_inputs_that_are_not_finite_change_nothing_for_others() -> None:
+    part = exported()
+    part.take(PartForm.HALF, part.weights())
+    runs = PartRuns(part)
+    wanted = [on_host(runs.run(images(2))) for _ in range(3)][-1]
+    assert bool(on_host(runs.run([torch.full((2, 3, 12, 12), float("nan"))]))[0].isnan().all())
+    assert part.form is PartForm.HALF
+    for ours, theirs in zip(runs.run(images(2)), wanted, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
 def test_shapes_that_come_again_are_captured_and_keep_their_answers_apart(
     recorded: list[Callable[[], object]],
 ) -> None:
     part = exported()
-    runs = PartRuns(part, DEVICE)
+    runs = PartRuns(part)
     for seed in range(4):
         for rows in (1, 2, 5):
             given = images(rows, seed)
@@ -176,7 +187,7 @@ def test_graphs_are_bounded_in_number(
 ) -> None:
     monkeypatch.setattr(torch_device, "_MOST_GRAPHS", 2)
     monkeypatch.setattr(torch_device, "_MOST_MET", 3)
-    runs = PartRuns(exported(), DEVICE)
+    runs = PartRuns(exported())
     for rows in (*range(1, 8), *range(1, 8), 7, 7, 6, 6, 5, 5):
         assert runs.run(images(rows))[0].shape == (rows, 5)
         assert len(runs._met) <= 3
@@ -186,7 +197,7 @@ def test_graphs_are_bounded_in_number(
 def test_a_part_that_cannot_be_captured_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = mock.Mock(side_effect=RuntimeError("operation not permitted when capturing"))
     monkeypatch.setattr(GraphRecorder, "record", refused)
-    runs = PartRuns(exported(), DEVICE)
+    runs = PartRuns(exported())
     answers = [on_host(runs.run(images(2)))[0] for _ in range(5)]
     assert refused.call_count == 1
     assert all(distance(each, answers[0]) < 1e-3 for each in answers)

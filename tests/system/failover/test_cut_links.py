@@ -8,25 +8,22 @@ says so also from agent 2 alone.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import catenary
 import figures
-from catenaryd.local.local_cluster import free_port
-from deployed.redis_servers import STATE, RedisServer
-from fault_cluster import LEASE_S, TEXTS, FaultCluster, nothing_is_booked, running
+from fault_cluster import LEASE_S, TEXTS, nothing_is_booked
 from machine_faults.namespaces import VirtualNetwork, virtual_network
+from machine_faults.text_cluster import GATEWAY, SCHEDULER, texts_over
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-SCHEDULER, GATEWAY, AGENTS = "scheduler-0", "gateway-0", ("agent-0", "agent-1", "agent-2")
+AGENTS = ("agent-0", "agent-1", "agent-2")
+LEASES = {"scheduler": {"lease_s": LEASE_S}}
 OVER_BOTH = {
     "capacity": 12,
     "hops": [{"agent": "agent-0", "blocks": [0, 3]}, {"agent": "agent-1", "blocks": [3, 6]}],
@@ -44,78 +41,6 @@ TOLD_S = DEADLINE_S - 1.0
 def network() -> Iterator[VirtualNetwork]:
     with virtual_network([SCHEDULER, GATEWAY, *AGENTS]) as made:
         yield made
-
-
-@asynccontextmanager
-async def texts_over(
-    chains: list[dict[str, Any]], folder: Path, network: VirtualNetwork
-) -> AsyncIterator[FaultCluster]:
-    server = RedisServer(
-        folder / "redis", [*STATE, f"bind 127.0.0.1 {network.address}", "protected-mode no"]
-    )
-    await server.start()
-    url = server.url.replace("127.0.0.1", network.address)
-    cluster = FaultCluster(folder, {"redis_url": url}, network.places)
-    plan, times = folder / "plan.json", folder / "times.json"
-    plan.write_text(json.dumps({"models": [{"name": TEXTS, "chains": chains}]}))
-    step = {
-        "prefill_ns": 1_000_000,
-        "prefill_token_ns": 20_000,
-        "decode_ns": 4_000_000,
-        "decode_session_ns": 10_000,
-    }
-    times.write_text(json.dumps({TEXTS: step}))
-    used = [name for name in AGENTS if name in json.dumps(chains)]
-    address = cluster.scheduler_addresses[0]
-    tcp = {"transports": ["tcp"], "scheduler_addresses": [address], "runtime_dir": folder / "run"}
-    place = cluster.place
-    cluster.add(
-        "scheduler",
-        SCHEDULER,
-        {
-            "scheduler_id": SCHEDULER,
-            "host": place(SCHEDULER).host,
-            "models": [TEXTS],
-            "port": int(address.rpartition(":")[2]),
-            "control_port": 0,
-            "plan_file": plan,
-            "expected_agents": len(used),
-            "lease_s": LEASE_S,
-            "redis_url": url,
-        },
-    )
-    cluster.add(
-        "gateway",
-        GATEWAY,
-        {
-            "gateway_id": GATEWAY,
-            "host": place(GATEWAY).host,
-            "transport_host": place(GATEWAY).host,
-            "grpc_port": free_port(),
-            "http_port": free_port(),
-            "admin_port": free_port(),
-            **tcp,
-        },
-    )
-    for name in used:
-        cluster.add(
-            "agent",
-            name,
-            {
-                "agent_id": name,
-                "transport_host": place(name).host,
-                "threads": 1,
-                "host_devices": len(used),
-                "device": "emulated:text",
-                "emulated_profile": times,
-                **tcp,
-            },
-        )
-    try:
-        async with running(cluster, used):
-            yield cluster
-    finally:
-        server.end()
 
 
 async def tell(client: catenary.AsyncClient, number: int) -> tuple[tuple[int, ...], float]:
@@ -146,7 +71,7 @@ async def test_texts_begun_over_a_cut_link_come_over_another_chain(
 ) -> None:
     target = "agent-1" if source == "agent-0" else "agent-0"
     async with (
-        texts_over([OVER_BOTH, ELSEWHERE], tmp_path, network) as cluster,
+        texts_over([OVER_BOTH, ELSEWHERE], tmp_path, network, overrides=LEASES) as cluster,
         cluster.client() as client,
     ):
         undisturbed = await tell_some(client)
@@ -176,7 +101,7 @@ async def test_a_text_whose_only_chain_is_cut_is_told_so_before_its_deadline(
     tmp_path: Path, network: VirtualNetwork
 ) -> None:
     async with (
-        texts_over([OVER_BOTH], tmp_path, network) as cluster,
+        texts_over([OVER_BOTH], tmp_path, network, overrides=LEASES) as cluster,
         cluster.client() as client,
     ):
         tokens, _ = await tell(client, 0)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,15 +23,14 @@ import catenary
 import figures
 from catenary_services.domain.ids import ModelKey
 from catenary_services.models.model_repository import ModelRepository
-from catenaryd.local.local_cluster import free_port
-from deployed.redis_servers import STATE, RedisServer
-from fault_cluster import TEXTS, FaultCluster, nothing_is_booked, running, shared_models
+from fault_cluster import TEXTS, FaultCluster, nothing_is_booked, shared_models
 from machine_faults.namespaces import VirtualNetwork, virtual_network
+from machine_faults.text_cluster import GATEWAY, SCHEDULER, texts_over
 from shared_helpers.waiting import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-SCHEDULER, GATEWAY, AGENTS = "scheduler-0", "gateway-0", ("agent-0", "agent-1")
+AGENTS = ("agent-0", "agent-1")
 RING = {
     "capacity": 16,
     "hops": [{"agent": "agent-0", "blocks": [0, 3]}, {"agent": "agent-1", "blocks": [3, 6]}],
@@ -65,75 +63,18 @@ def wide_model(folder: Path) -> Path:
     return folder
 
 
-@asynccontextmanager
-async def ring(folder: Path, network: VirtualNetwork) -> AsyncIterator[FaultCluster]:
-    server = RedisServer(
-        folder / "redis", [*STATE, f"bind 127.0.0.1 {network.address}", "protected-mode no"]
+def ring(folder: Path, network: VirtualNetwork) -> AbstractAsyncContextManager[FaultCluster]:
+    # Made-up texts repeat themselves. Guesses would be right, and make frames longer.
+    overrides = {"agent": {"draft_tokens": 0}}
+    repository = wide_model(folder / "models")
+    return texts_over(
+        [RING],
+        folder,
+        network,
+        repository=repository,
+        prefill_token_ns=100_000,
+        overrides=overrides,
     )
-    await server.start()
-    url = server.url.replace("127.0.0.1", network.address)
-    cluster = FaultCluster(folder, {"redis_url": url}, network.places)
-    cluster.repository = wide_model(folder / "models")
-    plan, times = folder / "plan.json", folder / "times.json"
-    plan.write_text(json.dumps({"models": [{"name": TEXTS, "chains": [RING]}]}))
-    step = {
-        "prefill_ns": 1_000_000,
-        "prefill_token_ns": 100_000,
-        "decode_ns": 4_000_000,
-        "decode_session_ns": 10_000,
-    }
-    times.write_text(json.dumps({TEXTS: step}))
-    address = cluster.scheduler_addresses[0]
-    tcp = {"transports": ["tcp"], "scheduler_addresses": [address], "runtime_dir": folder / "run"}
-    scheduler, gateway = cluster.place(SCHEDULER), cluster.place(GATEWAY)
-    cluster.add(
-        "scheduler",
-        SCHEDULER,
-        {
-            "scheduler_id": SCHEDULER,
-            "host": scheduler.host,
-            "models": [TEXTS],
-            "port": int(address.rpartition(":")[2]),
-            "control_port": 0,
-            "plan_file": plan,
-            "expected_agents": len(AGENTS),
-            "redis_url": url,
-        },
-    )
-    cluster.add(
-        "gateway",
-        GATEWAY,
-        {
-            "gateway_id": GATEWAY,
-            "host": gateway.host,
-            "transport_host": gateway.host,
-            "grpc_port": free_port(),
-            "http_port": free_port(),
-            "admin_port": free_port(),
-            **tcp,
-        },
-    )
-    for name in AGENTS:
-        cluster.add(
-            "agent",
-            name,
-            {
-                "agent_id": name,
-                "transport_host": cluster.place(name).host,
-                "threads": 1,
-                "host_devices": len(AGENTS),
-                "device": "emulated:text",
-                "emulated_profile": times,
-                # Made-up texts repeat themselves. Guesses would be right, and make frames longer.
-                "draft_tokens": 0,
-                **tcp,
-            },
-        )
-    try:
-        async with running(cluster, AGENTS):
-            yield cluster
-    finally:
-        server.end()
 
 
 def words(number: int, count: int) -> str:

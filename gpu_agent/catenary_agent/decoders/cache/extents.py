@@ -4,14 +4,13 @@ An extent has a line of rows for every layer of a session, one line behind the o
 Where memory is plentiful an extent is as long at once as its session can become. Where it is short,
 extents have little more than the rows in use, and grow by moving to a larger gap. If there is none,
 some neighbours are pushed together to make one, and as a last resort all, so that every free row is
-of use. Nothing here knows of devices: what has to
-be copied is returned.
+of use. Nothing here knows of devices: what has to be copied is returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
 from catenary_services.errors import Overloaded
@@ -80,6 +79,12 @@ class ExtentMove:
         """Whether rows move towards the pool's begin, so that the first have to go first."""
         return (self.target, self.target_length) <= (self.source, self.source_length)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is something to copy, and another place for it."""
+        places = (self.source, self.source_length), (self.target, self.target_length)
+        return self.tokens > 0 and places[0] != places[1]
+
 
 class ExtentTable:
     """The extents of a pool, none of which overlap."""
@@ -108,16 +113,20 @@ class ExtentTable:
         if needed <= extent.length:
             extent.needed = max(extent.needed, needed)
             return []
+        return [move for move in self._moves(extent, needed) if move.is_needed]
+
+    def _moves(self, extent: Extent, needed: int) -> list[ExtentMove]:
+        """Finds the place that costs the fewest copies, and takes it."""
         lengths = self._lengths(extent, needed)
         for length in lengths:
             place = self._gap(extent.lines * length)
             if place is not None:
-                return self._put(extent, needed, place, length)
+                return [self._put(extent, needed, place, length)]
         for length, slack in zip(lengths, _SLACK_TOKENS, strict=True):
             neighbours = self._window(extent.lines * length, slack)
             if neighbours:
                 moves, place = self._pushed(neighbours, slack)
-                return moves + self._put(extent, needed, place, length)
+                return [*moves, self._put(extent, needed, place, length)]
         return self._compact(extent, needed)
 
     def shrink(self, extent: Extent, tokens: int) -> None:
@@ -142,14 +151,14 @@ class ExtentTable:
             end = each.end
         return end if self.rows - end >= rows else None
 
-    def _put(self, extent: Extent, needed: int, place: int, length: int) -> list[ExtentMove]:
+    def _put(self, extent: Extent, needed: int, place: int, length: int) -> ExtentMove:
         """Gives an extent a free place."""
         if not extent.length:
             self._extents.append(extent)
         move = _placed(extent, place, length)
         extent.needed = needed
         self._extents.sort(key=_first)
-        return [move] if move.tokens else []
+        return move
 
     def _window(self, rows: int, slack: int) -> list[Extent]:
         """Returns the neighbours that leave a gap of so many rows when they are pushed together.
@@ -187,48 +196,33 @@ class ExtentTable:
         for each in neighbours:
             moves.append(_placed(each, end, each.kept(slack)))
             end = each.end
-        return [move for move in moves if _is_needed(move)], end
+        return moves, end
 
     def _compact(self, growing: Extent, needed: int) -> list[ExtentMove]:
         """Moves all extents together and deals out what is left, so that few grow again soon."""
         extents = self._extents if growing.length else [*self._extents, growing]
-        wanted = [
-            each.fitting(max(each.needed, needed) if each is growing else each.needed)
-            for each in extents
-        ]
+        wanted = [each.fitting(needed if each is growing else each.needed) for each in extents]
         total = sum(each.lines * length for each, length in zip(extents, wanted, strict=True))
         if total > self.rows:
             raise Overloaded(f"caches have {self.rows} rows, and {total} are needed")
         # The other half is a gap for sessions that begin or grow.
         spare = (self.rows - total) // 2 // sum(each.lines for each in extents)
         spare = spare // CACHE_BLOCK_TOKENS * CACHE_BLOCK_TOKENS
-        moves = list(self._together(extents))
+        moves, end = [], 0
+        for each in extents:  # towards the pool's begin, each with no more than it needs
+            moves.append(_placed(each, end, each.fitting(each.needed)))
+            end = each.end
         lengths = [
             min(each.most, length + spare) for each, length in zip(extents, wanted, strict=True)
         ]
-        ends = self._ends(extents, lengths)
-        for each, length, end in reversed(list(zip(extents, lengths, ends, strict=True))):
-            moves.append(_placed(each, end - each.lines * length, length))
+        rows = [each.lines * length for each, length in zip(extents, lengths, strict=True)]
+        firsts = accumulate(rows, initial=0)
+        # And away from it, the last one first.
+        for each, length, first in reversed(list(zip(extents, lengths, firsts, strict=False))):
+            moves.append(_placed(each, first, length))
         growing.needed = needed
         self._extents = extents
-        return [move for move in moves if move.tokens and _is_needed(move)]
-
-    @staticmethod
-    def _together(extents: list[Extent]) -> Iterator[ExtentMove]:
-        """Moves extents to the pool's begin, each with no more rows than it needs."""
-        end = 0
-        for each in extents:
-            yield _placed(each, end, each.fitting(each.needed))
-            end = each.end
-
-    @staticmethod
-    def _ends(extents: list[Extent], lengths: list[int]) -> list[int]:
-        """Returns the ends of extents that lie one behind the other."""
-        ends, end = [], 0
-        for each, length in zip(extents, lengths, strict=True):
-            end += each.lines * length
-            ends.append(end)
-        return ends
+        return moves
 
     def validate(self) -> None:
         """Raises AssertionError unless extents are in order, apart from each other, and inside."""
@@ -246,10 +240,6 @@ def _placed(extent: Extent, first: int, length: int) -> ExtentMove:
     move = ExtentMove(extent, extent.first, extent.length, first, length, extent.needed)
     extent.first, extent.length = first, length
     return move
-
-
-def _is_needed(move: ExtentMove) -> bool:
-    return (move.source, move.source_length) != (move.target, move.target_length)
 
 
 def _first(extent: Extent) -> int:

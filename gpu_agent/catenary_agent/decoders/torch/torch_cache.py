@@ -138,14 +138,15 @@ class CachePool:
         Raises:
             Overloaded: All sessions together need more rows than there are.
         """
-        if tokens <= cache.extent.length:
-            cache.extent.needed = max(cache.extent.needed, tokens)
-            return
-        moves = self._extents.grow(cache.extent, tokens)
+        extent = cache.extent
+        before = extent.first, extent.length
+        moves = self._extents.grow(extent, tokens)
+        if before == (extent.first, extent.length):
+            return  # others move only to make room for it
         for move in moves:
             self._copy(move)
-        for extent in {cache.extent, *(move.extent for move in moves)}:
-            self._place(self._caches[extent])
+        for each in {extent, *(move.extent for move in moves)}:
+            self._place(self._caches[each])
 
     def truncate(self, cache: SessionCache, tokens: int) -> None:
         """Lets others have the rows behind a session's first `tokens`, if they need them."""

@@ -76,7 +76,7 @@ _MOST_MARKS = 64
 
 
 class _Mark(NamedTuple):
-    """A frame that left."""
+    """What was under way when a frame left, and when that was."""
 
     at_ns: Nanoseconds
     pushed: int

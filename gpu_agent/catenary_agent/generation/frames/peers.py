@@ -356,7 +356,7 @@ class _Rings:
 
     def __init__(self) -> None:
         self.frames: deque[tuple[int, SessionFrame]] = deque()
-        """Each with its size."""
+        """The frames that wait, each with its size."""
         self.nbytes = 0
 
     def add(self, frame: SessionFrame, nbytes: int) -> None:
