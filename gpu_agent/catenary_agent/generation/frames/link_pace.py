@@ -76,7 +76,7 @@ _MOST_MARKS = 64
 
 
 class _Mark(NamedTuple):
-    """What was under way when a frame left, and when that was."""
+    """The bytes under way on a link when a frame left."""
 
     at_ns: Nanoseconds
     pushed: int
