@@ -15,13 +15,14 @@ from catenary_services.transport.interface import (
     FrameHandler,
     ReceivedFrame,
 )
+from catenary_services.transport.nixl.nixl import NixlEndpoint
 from catenary_services.transport.settings import TransportSettings
 from catenary_services.transport.shared_memory.shm import ShmEndpoint
 from catenary_services.transport.tcp.tcp import TcpEndpoint
 from tests.support.certificates import Certificates
 
-ENDPOINTS = {"shm": ShmEndpoint, "tcp": TcpEndpoint, "grpc": GrpcEndpoint}
-KINDS = ["shm", "tcp", "tcp+tls", "grpc", "grpc+tls"]
+ENDPOINTS = {"shm": ShmEndpoint, "tcp": TcpEndpoint, "grpc": GrpcEndpoint, "nixl": NixlEndpoint}
+KINDS = ["shm", "tcp", "tcp+tls", "grpc", "grpc+tls", "nixl"]
 MIB = 1 << 20
 
 
@@ -89,7 +90,7 @@ async def main():
     def handler(frame):
         held.append(frame)
         print(len(frame.payload), flush=True)
-    settings = TransportSettings(runtime_dir=Path(sys.argv[2]))
+    settings = TransportSettings(runtime_dir=Path(sys.argv[2]), trusted_network=True)
     endpoint = ENDPOINTS[sys.argv[1]]("foreign", settings)
     await endpoint.start(handler)
     print(endpoint.address.address, flush=True)
