@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from catenary_services.transport.interface import EndpointAddress
-from catenary_services.transport.nixl.nixl_thread import is_installed
 from catenary_services.transport.settings import TransportSettings, host_id
 from tests.services.transport.peers import KINDS, RECEIVER, ForeignPeer, Kit, Spawn
 from tests.support.certificates import Certificates
@@ -20,8 +19,6 @@ from tests.support.certificates import Certificates
 @pytest.fixture(params=KINDS)
 async def kit(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kit]:
     kind = str(request.param)
-    if kind == "nixl" and not is_installed():
-        pytest.skip("the library of the extra [nixl] is not installed")
     certificates = Certificates(tmp_path / "certs") if kind.endswith("tls") else None
     settings = TransportSettings(runtime_dir=tmp_path / "run", trusted_network=True)
     made = Kit(kind, settings, [], certificates)

@@ -69,7 +69,12 @@ class LentRing:
             return
         slots = nbytes // self._runs.slot_bytes
         description = RingDescription(
-            ring.address, slots, self._runs.slot_bytes, self._nixl.name, ring.metadata
+            ring.address,
+            slots,
+            self._runs.slot_bytes,
+            self._nixl.name,
+            self._nixl.version,
+            ring.metadata,
         ).encode()
         prefix = encode_prefix(MessagePrefix(MessageKind.RING, len(description)))
         self._receiver.stream.write(prefix + description)

@@ -73,13 +73,15 @@ class NixlLink(MemoryLink):
         """Asks for a ring, and writes the first bytes of `probe` into it, to see that this works.
 
         Raises:
-            PartitionLost: The peer lends no ring, or nothing arrives there.
+            PartitionLost: The peer lends no ring, has another version of NIXL, or nothing arrives.
             InvalidInput: NIXL cannot read what the peer says of its ring.
         """
         self._check_open()
         self._control.stream.trust()
         self._control.stream.write(encode_prefix(MessagePrefix(MessageKind.RING)))
         ring = await self._described
+        if ring.version != self._nixl.version:
+            raise lost("nixl", f"the peer has version {ring.version}, not {self._nixl.version}")
         await self._nixl.add_peer(ring.name, ring.metadata)
         self._peer = ring.name
         if self._error is not None:

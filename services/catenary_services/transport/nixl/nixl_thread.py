@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.metadata
 import importlib.util
 import queue
 import threading
@@ -48,12 +49,16 @@ def is_installed() -> bool:
     return any(importlib.util.find_spec(name) is not None for name in _PACKAGES)
 
 
-def _bindings() -> Any:
-    """Returns the library's bindings, which have what its Python layer leaves no choice about."""
+def _bindings() -> tuple[Any, str]:
+    """Returns the library's bindings, and its version.
+
+    They have choices that its Python layer does not leave.
+    """
     failures = []
     for name in _PACKAGES:
         try:
-            return importlib.import_module(f"{name}._bindings")
+            found = importlib.import_module(f"{name}._bindings")
+            return found, importlib.metadata.version(name)
         except ImportError as error:
             failures.append(str(error))
     raise Unavailable(f"NIXL is not installed: {'; '.join(failures)}")
@@ -112,6 +117,8 @@ class NixlThread:
     def __init__(self, name: str) -> None:
         """Takes the name under which peers write to this process, which nobody else may have."""
         self.name = name
+        self.version = ""
+        """Version of the library, known after `start`."""
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writes: list[Write] = []
@@ -232,7 +239,7 @@ class NixlThread:
         self._tell(self._ended, None)
 
     def _open(self) -> None:
-        bindings = _bindings()
+        bindings, self.version = _bindings()
         config = bindings.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False

@@ -6,18 +6,19 @@ same record of which are taken. Pure: whatever a peer says comes in as bytes and
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 
 from catenary_services.errors import InvalidInput
 
-MOST_RING_BYTES = 1 << 30
-MOST_SLOTS = 1 << 14
-MOST_METADATA_BYTES = 64 << 10
-"""The longest description of a peer's memory; those seen have some hundred bytes."""
-MOST_NAME_BYTES = 256
-
-_HEAD = struct.Struct("<QIIH")
+_MOST_RING_BYTES = 1 << 30
+_MOST_SLOTS = 1 << 14
+_MOST_METADATA_BYTES = 64 << 10
+"""The longest metadata; those seen have some hundred bytes."""
+_MOST_WORD_BYTES = 256
+_HEAD = struct.Struct("<QIIHH")
+_DIGEST_BYTES = 32
 
 
 class SlotRuns:
@@ -85,7 +86,12 @@ class SlotRuns:
 
 @dataclass(frozen=True, slots=True)
 class RingDescription:
-    """What a receiver says of the ring that it lends."""
+    """The words in which a receiver describes the ring that it lends.
+
+    NIXL does not check the metadata that it reads: of those with changed bytes some ended the
+    process. Therefore they travel with a digest, and are for the same version of NIXL only. A peer
+    that lies with a right digest can still do harm, as it could by what it writes.
+    """
 
     address: int
     """Address of the first slot in the receiver's process."""
@@ -93,14 +99,17 @@ class RingDescription:
     slot_bytes: int
     name: str
     """Name under which the receiver is known to NIXL."""
+    version: str
+    """Version of the receiver's NIXL."""
     metadata: bytes
     """NIXL's own description of the receiver and of this memory."""
 
     def encode(self) -> bytes:
         """Returns the bytes that `decode` reads."""
-        name = self.name.encode()
-        head = _HEAD.pack(self.address, self.slots, self.slot_bytes, len(name))
-        return b"".join((head, name, self.metadata))
+        name, version = self.name.encode(), self.version.encode()
+        head = _HEAD.pack(self.address, self.slots, self.slot_bytes, len(name), len(version))
+        body = b"".join((head, name, version, self.metadata))
+        return hashlib.sha256(body).digest() + body
 
     @classmethod
     def decode(cls, data: bytes) -> RingDescription:
@@ -109,20 +118,28 @@ class RingDescription:
         Raises:
             InvalidInput: It is no description, or one of more than a ring may be.
         """
-        if len(data) < _HEAD.size:
-            raise InvalidInput("ring", "is too short")
-        address, slots, slot_bytes, name_bytes = _HEAD.unpack_from(data)
-        if not 1 <= slots <= MOST_SLOTS:
+        digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        if len(body) < _HEAD.size or hashlib.sha256(body).digest() != digest:
+            raise InvalidInput("ring", "is damaged")
+        address, slots, slot_bytes, name_bytes, version_bytes = _HEAD.unpack_from(body)
+        if not 1 <= slots <= _MOST_SLOTS:
             raise InvalidInput("ring.slots", f"{slots} slots")
-        if not 1 <= slots * slot_bytes <= MOST_RING_BYTES:
+        if not 1 <= slots * slot_bytes <= _MOST_RING_BYTES:
             raise InvalidInput("ring.slot_bytes", f"{slots} slots of {slot_bytes} bytes")
         if address == 0 or address + slots * slot_bytes > 1 << 64:
             raise InvalidInput("ring.address", "is in no memory")
-        end = _HEAD.size + name_bytes
-        name = data[_HEAD.size : end].decode("utf-8", "replace")
-        if not 1 <= name_bytes <= MOST_NAME_BYTES or not name.isprintable():
-            raise InvalidInput("ring.name", "is none")
-        metadata = data[end:]
-        if not 1 <= len(metadata) <= MOST_METADATA_BYTES:
+        at_version = _HEAD.size + name_bytes
+        at_metadata = at_version + version_bytes
+        metadata = body[at_metadata:]
+        if not 1 <= len(metadata) <= _MOST_METADATA_BYTES:
             raise InvalidInput("ring.metadata", f"{len(metadata)} bytes")
-        return cls(address, slots, slot_bytes, name, metadata)
+        name = _word("ring.name", body[_HEAD.size : at_version])
+        version = _word("ring.version", body[at_version:at_metadata])
+        return cls(address, slots, slot_bytes, name, version, metadata)
+
+
+def _word(field: str, data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    if not 1 <= len(data) <= _MOST_WORD_BYTES or not text.isprintable():
+        raise InvalidInput(field, "is none")
+    return text
