@@ -202,21 +202,25 @@ async def test_a_receiver_killed_in_the_middle_gives_all_memory_back(
     spawn: Spawn, tmp_path: Path, ways: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", ways)
+    monkeypatch.setattr(nixl_thread, "PIECE_BYTES", 16 << 10)  # so that it takes its time
     sender = NixlEndpoint("a", TRUSTED)
     await sender.start(Inbox())
     try:
         for _ in range(2):
             foreign = await spawn("nixl", tmp_path)
             link = await sender.connect(foreign.address, 30)
-            await send(link, 30 * MIB)
-            assert int(await foreign.received()) == 30 * MIB
-            sending = asyncio.create_task(send(link, 2 * MIB, timeout_s=20))
-            large = asyncio.create_task(send(link, 200 * MIB, timeout_s=20))
-            await asyncio.sleep(0)
+            await send(link, 20_000)
+            assert int(await foreign.received()) == 20_000
+            frames = [
+                asyncio.create_task(send(link, nbytes, timeout_s=20))
+                for nbytes in (30 * MIB, 200 * MIB)  # written, and sent behind it
+            ]
+            await until(lambda link=link, frames=frames: link._write or frames[0].done())
             await foreign.kill()
-            ends = await asyncio.gather(sending, large, return_exceptions=True)
+            ends = await asyncio.gather(*frames, return_exceptions=True)
             assert isinstance(ends[1], PartitionLost)
             assert link.closed
+            await until(lambda: not sender._nixl._writes)
             await until(lambda: sender._send_pool.reserved == 0)
     finally:
         await sender.close()

@@ -71,7 +71,7 @@ class Registration:
     memory: memoryview
     descriptor: Any
     metadata: bytes
-    """What a peer needs in order to write into it."""
+    """NIXL's words for a peer that is to write into it."""
 
     @property
     def address(self) -> int:
@@ -102,7 +102,7 @@ class Write:
 
 @dataclass(slots=True)
 class _Library:
-    """What the thread holds of NIXL."""
+    """The objects of NIXL that the thread holds."""
 
     bindings: Any
     agent: Any
