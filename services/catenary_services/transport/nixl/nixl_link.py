@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from catenary_services.errors import InvalidInput, PartitionLost
+from catenary_services.errors import InvalidInput, PartitionLost, Unavailable
 from catenary_services.transport.acknowledgements import Lost
 from catenary_services.transport.exchange import EMPTY, lost, push_timed_out, unless_stalled
 from catenary_services.transport.frames import MessageKind, MessagePrefix, encode_prefix
@@ -110,6 +110,10 @@ class NixlLink(MemoryLink):
         """Delivers slot and header; see `Link.push`."""
         if not isinstance(slot, MemorySlot) or slot.link is not self._control:
             slot = self._pushed(slot, header)
+        elif not self._pushes:  # none to wait behind, and nothing to be written first
+            await self._control.push(slot, header, timeout_s, lost_frame)
+            self._moved += 1
+            return
         # It goes on if the caller is cancelled: a frame is sent whole or not at all, and its memory
         # is free only once NIXL has read it.
         task = self._loop.create_task(self._deliver(slot, header, timeout_s, lost_frame))
@@ -165,7 +169,12 @@ class NixlLink(MemoryLink):
     async def _known_to_nixl(self, segment: MemorySegment) -> Registration:
         registration = self._registered.get(segment.number)
         if registration is None:
-            registration = await self._nixl.register(segment.view)
+            try:
+                registration = await self._nixl.register(segment.view)
+            except Unavailable as error:
+                self._lose(lost("nixl", error.message))
+                self._check_open()
+                raise
             if self._error is not None:
                 self._nixl.deregister(registration)
                 raise self._error

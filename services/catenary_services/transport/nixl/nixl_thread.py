@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -235,6 +236,10 @@ class NixlThread:
                 pause_s = _FIRST_PAUSE_S
             if self._advance_all():
                 pause_s = _FIRST_PAUSE_S
+        with suppress(queue.Empty):
+            while True:  # somebody may wait for what came behind the order to end
+                if (job := self._jobs.get_nowait()) is not None:
+                    job()
         self._end()
         self._tell(self._ended, None)
 
