@@ -79,6 +79,7 @@ class ToyDecoder:
     exports_caches = True
     takes_drafts = True
     adapters = frozenset()
+    lending = None
     commits_on_use = True
 
     def __init__(self, key: PartitionKey, layout: CacheLayout) -> None:
@@ -480,6 +481,7 @@ class RingNet:
             GenerationMeter(options.pop("metrics", None)),
             options.pop("tracer", None),
             node.engine.link,
+            is_local=node.hub.is_local,
             validates=True,
         )
         # Most tests count steps and rows: guesses are for those that ask for them.

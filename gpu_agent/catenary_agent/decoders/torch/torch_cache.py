@@ -7,6 +7,7 @@ and the number of block slots is exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from catenary_agent.decoders.transfers.lent_memory import wait_for
 from catenary_agent.decoders.transfers.pinned import host_memory
-from catenary_agent.kv.arrays import CacheArray
+from catenary_agent.kv.arrays import NAMES, TYPES, CacheArray
 from catenary_agent.kv.span import CacheSpan, pieces
 from catenary_services.errors import Overloaded
 
@@ -173,8 +175,54 @@ class SlotPool:
             staging.numpy().view(rows.dtype).reshape(piece.shape)[:] = piece
             # It waits for the copy, so the staging memory is free again afterwards.
             arrived = staging.to(self.shape.device).view(_TYPES[rows.dtype]).view(piece.shape)
-            target, slots = self._slots_of(cache, part, first_block)
-            target.index_copy_(0, slots, arrived.to(self.shape.dtype))
+            self._put(cache, part, first_block, arrived)
+
+    def lend(
+        self, cache: SessionCache, span: CacheSpan, first_block: int, memory: torch.Tensor
+    ) -> str:
+        """Copies a part of a session's cache to the beginning of memory of the same device.
+
+        Args:
+            cache: The session's slots.
+            span: The blocks and tokens to copy.
+            first_block: The first block of the partition.
+            memory: Bytes, at least as many as the part has.
+
+        Returns:
+            The name of its datatype.
+        """
+        source, slots = self._slots_of(cache, span, first_block)
+        target = _rows_in(memory, span, self.shape, self.shape.dtype)
+        torch.index_select(source, 0, slots, out=target)
+        wait_for(self.shape.device)
+        return NAMES[_HOST_TYPES[self.shape.dtype]]
+
+    def borrow(
+        self,
+        cache: SessionCache,
+        span: CacheSpan,
+        first_block: int,
+        memory: torch.Tensor,
+        datatype: str,
+    ) -> None:
+        """Overwrites a part of a session's cache with what `lend` of any pool has copied.
+
+        Args:
+            cache: The session's slots.
+            span: The blocks and tokens to overwrite.
+            first_block: The first block of the partition.
+            memory: Bytes of this or another device, at least as many as the part has.
+            datatype: What `lend` returned.
+        """
+        rows = _rows_in(memory, span, self.shape, _TYPES[TYPES[datatype]])
+        self._put(cache, span, first_block, rows.to(self.shape.device))
+        wait_for(self.shape.device)
+
+    def _put(
+        self, cache: SessionCache, span: CacheSpan, first_block: int, rows: torch.Tensor
+    ) -> None:
+        target, slots = self._slots_of(cache, span, first_block)
+        target.index_copy_(0, slots, rows.to(self.shape.dtype))
 
     def _read(self, cache: SessionCache, span: CacheSpan, first_block: int) -> CacheArray:
         source, slots = self._slots_of(cache, span, first_block)
@@ -232,6 +280,15 @@ class SlotPool:
         starts = np.zeros(self.layers, np.int64)
         starts[cache.first_layer :] = cache.slots * self.tokens
         cache.starts = starts
+
+
+def _rows_in(
+    memory: torch.Tensor, span: CacheSpan, shape: TokenCacheShape, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns the beginning of some bytes as keys and values of a span."""
+    size = (span.blocks, 2, span.tokens, shape.heads, shape.head_size)
+    nbytes = math.prod(size) * dtype.itemsize
+    return memory[:nbytes].view(dtype).view(size)
 
 
 def _part_of(rows: CacheArray, whole: CacheSpan, part: CacheSpan) -> CacheArray:
