@@ -121,6 +121,7 @@ class _Borrower:
         self._memory.close()
         return "closed"
 
+
 class ToyMemory:
     """Lent memory of a world without processes."""
 

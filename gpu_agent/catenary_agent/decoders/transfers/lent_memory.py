@@ -261,7 +261,7 @@ def _freeing(name: str, address: ctypes.c_uint64, device: torch.device) -> Calla
 @contextmanager
 def _current(device: torch.device) -> Iterator[None]:
     """Makes the driver's calls in a block be for one device, which is idle when it begins."""
-    with torch.cuda.device(device):  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
         torch.cuda.synchronize(device)  # which also makes its context the current one
         yield
 

@@ -380,9 +380,9 @@ class LoopOutput:
     """Frames to be released on the event loop."""
 
     def __bool__(self) -> bool:
-        sent = self.rows or self.tokens or self.caches or self.moves or self.lent or self.loans
+        sent = self.rows or self.tokens or self.caches or self.moves
         told = self.messages or self.prompt_scores or self.prefixes
         inward = self.gone or self.opened or self.steps or self.consumed
         counted = self.handed_over or self.taken_over or self.moved or self.moves_failed
-        counted = counted or self.passed or self.loans_failed
-        return bool(sent or told or inward or counted) or self.consumed_bytes > 0
+        lent = self.lent or self.loans or self.passed or self.loans_failed
+        return bool(sent or told or inward or counted or lent) or self.consumed_bytes > 0
