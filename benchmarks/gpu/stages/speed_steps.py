@@ -256,7 +256,7 @@ def caches(here: Context) -> None:
         )
         here.row(f"cache of {length} tokens in", rows.nbytes / back.wall_s / GIGA, "GB/s")
         _time_move(here, executor, span, rows)
-        time_lending(here, executor, span, rows)
+    time_lending(here, executor, span, rows)
 
 
 def _time_move(here: Context, executor: Any, span: CacheSpan, rows: np.ndarray) -> None:

@@ -131,7 +131,8 @@ class CudaMemory:
     def make(self, nbytes: int) -> LentTensor:
         driver, address, handle = _driver(), ctypes.c_uint64(), _Handle()
         with _current(self._device):
-            driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+            size = ctypes.c_size_t(-(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES)
+            driver.call("cuMemAlloc_v2", ctypes.byref(address), size)
             try:
                 driver.call("cuIpcGetMemHandle", ctypes.byref(handle), address)
                 tensor = _tensor_at(address.value, nbytes, self._device)
@@ -158,7 +159,7 @@ class CudaMemory:
                 driver.call(
                     "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address
                 )
-                if base.value != address.value or size.value < nbytes:
+                if base.value + size.value < address.value + nbytes:
                     raise Unavailable("the memory has another size")
                 tensor = _tensor_at(address.value, nbytes, device)
             except BaseException:
@@ -181,6 +182,8 @@ def wait_for(device: torch.device) -> None:
 # -- the driver of CUDA --------------------------------------------------------------------------
 
 _LAZY_PEER_ACCESS = 1
+_BLOCK_BYTES = 2 << 20
+"""Less would be a part of a block of the driver's, all of which it would share."""
 
 
 class _Handle(ctypes.Structure):
@@ -238,8 +241,15 @@ class _Bytes:
 
 
 def _tensor_at(address: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    """Returns bytes on a device as a tensor, which does not own them."""
-    return torch.as_tensor(_Bytes(address, nbytes), device=device)
+    """Returns bytes on a device as a tensor, which does not own them.
+
+    Raises:
+        Unavailable: PyTorch takes a copy of them only.
+    """
+    tensor = torch.as_tensor(_Bytes(address, nbytes), device=device)
+    if tensor.data_ptr() != address:
+        raise Unavailable("memory of the driver cannot be seen as a tensor")
+    return tensor
 
 
 def _freeing(name: str, address: ctypes.c_uint64, device: torch.device) -> Callable[[], None]:

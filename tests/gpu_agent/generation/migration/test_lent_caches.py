@@ -139,13 +139,13 @@ def test_a_piece_that_cannot_be_read_in_the_middle_of_a_move_comes_again_in_fram
 def test_after_a_while_a_peer_is_offered_memory_again():
     world = Lending()
     world.fail("c", "open")
-    request = world.moving(200)
+    request = world.moving(450)
     world.until(lambda: request.current != 1)
     came = len(world.answer(1))
     world.until(lambda: len(world.answer(1)) > came + 5)  # all that it left behind is closed
     world.lendings["c"].fails.clear()
     world.skipped_ns += 61 * SECOND_NS
-    request.plan = [(FROM, False), (TO, False)]
+    request.plan = [(FROM, True), (TO, False)]
     for _ in range(2):
         before = request.current
         assert world.begin(1)
@@ -223,6 +223,62 @@ def test_answers_of_others_of_other_loans_and_those_that_come_twice_change_nothi
     assert lender._loans["c"] is loan
     finish(world)
     assert len(world.answer(1)) == 90
+
+
+@pytest.mark.parametrize("change", [-1, 1, 1 << 40])
+def test_a_piece_of_another_size_than_its_rows_fails_its_move_and_is_returned(change):
+    world = Lending()
+    request = world.moving()
+    world.until(lambda: world.loan() is not None and world.loan().state is LENT)
+    frames = world.wires["e", "c"]
+    for at, (data, payload, cache) in enumerate(frames):
+        header = frame_pb2.FrameHeader.FromString(data)
+        if header.cache.HasField("lent"):
+            header.cache.lent.nbytes += change
+            frames[at] = (header.SerializeToString(), payload, cache)
+    world.run_out()
+    assert request.dropped
+    assert not world.borrowed
+    assert world.loan().state is READY
+    finish(world)
+    assert len(world.answer(1)) == request.count
+
+
+def test_a_piece_in_memory_of_another_lender_is_not_read():
+    world = Lending()
+    request = world.moving()
+    world.until(lambda: world.loan() is not None and world.loan().state is LENT)
+    frames = world.wires["e", "c"]
+    for at, (data, payload, cache) in enumerate(frames):
+        header = frame_pb2.FrameHeader.FromString(data)
+        if header.cache.HasField("lent"):
+            header.cache.lent.loan_id += 1
+            frames[at] = (header.SerializeToString(), payload, cache)
+    world.run_out()
+    assert not world.borrowed
+    assert not request.dropped or request.current == 1
+    finish(world)
+
+
+def test_more_memory_than_may_be_lent_is_declined():
+    world = Lending()
+    world.moving()
+    world.until(lambda: any(offered(frames) for frames in world.wires.values()))
+    frames = world.wires["e", "c"]
+    for at, (data, payload, cache) in enumerate(frames):
+        header = frame_pb2.FrameHeader.FromString(data)
+        if header.loan.step == _Step.STEP_OFFER:
+            header.loan.nbytes = 1 << 30
+            frames[at] = (header.SerializeToString(), payload, cache)
+    world.run_out()
+    assert (world.borrowed, world.loans_failed) == (0, 1)
+    finish(world)
+
+
+def offered(frames) -> bool:
+    return any(
+        frame_pb2.FrameHeader.FromString(data).loan.step == _Step.STEP_OFFER for data, *_ in frames
+    )
 
 
 def test_the_table_of_changes_has_every_state():
