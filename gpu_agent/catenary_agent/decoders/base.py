@@ -176,7 +176,7 @@ class DecoderExecutor(Protocol):
 
     @property
     def lending(self) -> CacheLending | None:
-        """What passes caches in memory shared with other processes; None if nothing does."""
+        """The ability to pass caches in memory shared with other processes; None without it."""
         ...
 
     @property

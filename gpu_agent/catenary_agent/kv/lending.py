@@ -17,7 +17,7 @@ class LentMemory(Protocol):
 
     nbytes: int
     handle: bytes
-    """What the other process opens it by; empty if it is that of another process."""
+    """The bytes by which another process opens it; empty if it is of another process itself."""
 
     @property
     def tensor(self) -> Any:
@@ -72,7 +72,7 @@ class CacheLending(Protocol):
 
     @property
     def memory(self) -> MemorySource:
-        """Where its caches are."""
+        """The memory of the device that has its caches."""
         ...
 
     def lend_cache(self, session: int, span: CacheSpan, target: LentMemory) -> str:

@@ -174,7 +174,7 @@ class TorchDecoder(BookedDecoder):
 
     @property
     def memory(self) -> MemorySource:
-        """Where the caches are; see `CacheLending`."""
+        """The memory of the device that has the caches; see `CacheLending`."""
         return self._memory
 
     def lend_cache(self, session: int, span: CacheSpan, target: LentMemory) -> str:

@@ -65,7 +65,7 @@ class CacheBorrower:
         self._clock = clock
         self.stall_timer = StallTimer(2 * limits.stall_timeout_ns)
         self._open: dict[int, _Borrowed] = {}
-        """By the id of the loan."""
+        """The memory, by the id of the loan."""
 
     def on_offer(self, message: LoanMessage) -> None:
         """Opens memory of a peer, and says what is there or why that is not possible."""

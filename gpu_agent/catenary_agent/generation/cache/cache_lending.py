@@ -20,7 +20,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from catenary_agent.generation.state.events import LentOut, LoanOut, PassedPiece
+from catenary_agent.generation.state.events import LentOut, LoanOut, PieceDone
 from catenary_agent.generation.state.incidents import incident
 from catenary_agent.generation.state.stall_timer import StallTimer
 from catenary_protos.catenary.v1 import frame_pb2
@@ -69,7 +69,7 @@ LOAN_CHANGES: Mapping[LoanState, Mapping[LoanState, str]] = {
 
 
 class PieceEnd(enum.Enum):
-    """What has become of a piece."""
+    """The end of a piece."""
 
     PASSED = "passed"
     """The peer has its rows."""
@@ -100,7 +100,7 @@ class Loan:
     source: MemorySource
     memory: LentMemory
     proof: bytes
-    """What a peer says that has read the mark."""
+    """The words of a peer that has read the mark."""
     state: LoanState = OFFERED
     number: int = 0
     """Number of the newest piece."""
@@ -127,11 +127,11 @@ class CacheLender:
         self.ended: Callable[[Piece, PieceEnd], None] = lambda piece, end: None
         """Called once with every piece."""
         self._loans: dict[str, Loan] = {}
-        """By peer; one per peer of this host at most."""
+        """The loans, by peer."""
         self._pieces: dict[int, Piece] = {}
-        """What is lent, by the id of the loan."""
+        """The pieces that are lent, by the id of the loan."""
         self._barred: dict[str, Nanoseconds] = {}
-        """Until when peers are offered nothing."""
+        """The moments until which peers are offered nothing."""
         self._handlers: Mapping[tuple[LoanState, int], Callable[..., None]] = {
             (OFFERED, _Step.STEP_ACCEPT): self._accepted,
             (OFFERED, _Step.STEP_DECLINE): self._declined,
@@ -273,7 +273,7 @@ class CacheLender:
         self._go(loan, READY)
         piece = self._pieces.pop(loan.loan_id)
         model, taken_ns = piece.session.batcher.key.model.name, self._clock() - piece.lent_ns
-        passed = PassedPiece(model, loan.peer, loan.source.way, piece.nbytes, taken_ns)
+        passed = PieceDone(model, loan.peer, loan.source.way, piece.nbytes, taken_ns)
         self._sessions.out.passed.append(passed)
         self.ended(piece, PieceEnd.PASSED)
 

@@ -38,7 +38,7 @@ class LentFrame(SessionFrame):
 
 @dataclass(slots=True)
 class LoanFrame(SessionFrame):
-    """What one agent says to another about lent memory; nothing fails with it."""
+    """A message of one agent to another about lent memory; nothing fails with it."""
 
     KIND = frame_pb2.FRAME_KIND_CACHE_LOAN
     out: LoanOut

@@ -291,7 +291,7 @@ class LoanOut:
 
 
 @dataclass(frozen=True, slots=True)
-class PassedPiece:
+class PieceDone:
     """The record of a part of caches that a peer has read in lent memory."""
 
     model: str
@@ -300,7 +300,7 @@ class PassedPiece:
     """The kind of memory."""
     nbytes: int
     taken_ns: int
-    """From the beginning of its writing until the peer's answer."""
+    """The time from the beginning of its writing until the peer's answer."""
 
 
 @dataclass(slots=True)
@@ -344,7 +344,7 @@ class LoopOutput:
     caches: list[CacheOut] = field(default_factory=list)
     lent: list[LentOut] = field(default_factory=list)
     loans: list[LoanOut] = field(default_factory=list)
-    passed: list[PassedPiece] = field(default_factory=list)
+    passed: list[PieceDone] = field(default_factory=list)
     loans_failed: list[str] = field(default_factory=list)
     """The kind of memory of each loan that failed."""
     moves: list[MoveOut] = field(default_factory=list)
