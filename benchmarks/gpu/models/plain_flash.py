@@ -10,8 +10,7 @@ import torch
 
 from catenary_agent.decoders.torch import torch_attention
 from catenary_agent.decoders.torch.torch_attention import LayerCall
-from catenary_agent.decoders.torch.torch_graphs import StepGraphs
-from catenary_agent.decoders.torch.torch_static import StaticStep
+from catenary_agent.devices.cuda_graphs import GraphRecorder
 
 
 @contextmanager
@@ -21,13 +20,13 @@ def emulated_graphs() -> Iterator[None]:
     Like a capture, that of a step begins with a run of it.
     """
 
-    def as_run(_: StepGraphs, static: StaticStep) -> Callable[[], object]:
-        static.run()
-        return static.run
+    def as_run(_: GraphRecorder, run: Callable[[], object]) -> Callable[[], object]:
+        run()
+        return run
 
     with (
         mock.patch.object(torch_attention, "_flash", flash_of_the_tensors),
-        mock.patch.object(StepGraphs, "_recorded", as_run),
+        mock.patch.object(GraphRecorder, "record", as_run),
     ):
         yield
 

@@ -21,10 +21,8 @@ def image_part(here: Context, device: Device) -> Any:
     """Returns the executor of a whole exported network."""
     from catenary_agent.executors.torch_part import TorchPart
 
-    side, classes = (16, 10) if here.tiny else (224, 1000)
-    file = here.folder / "vision.pt2"
-    if not file.exists():
-        _export(_network(here), side, file)
+    side, file = _file(here)
+    classes = 10 if here.tiny else 1000
     image, scores = (3, side, side), (classes,)
     ends = PartitionSignature(
         PartitionKey(_KEY, 0, 1),
@@ -35,6 +33,28 @@ def image_part(here: Context, device: Device) -> Any:
         ((1, *scores),),
     )
     return TorchPart(ends, file, device)
+
+
+def formed_part(here: Context) -> Any:
+    """Returns the same network in the form of its export, for measurements of others."""
+    import torch
+    from torch.export.passes import move_to_device_pass
+
+    from catenary_agent.executors.torch_device import FormedPart, PartTypes
+    from catenary_agent.partitioning.torch_archive import load_program
+
+    _, file = _file(here)
+    program = move_to_device_pass(load_program(file), here.torch_device)
+    types = PartTypes((torch.float32,), (torch.float32,))
+    return FormedPart(program.module(), types, here.torch_device)
+
+
+def _file(here: Context) -> tuple[int, Path]:
+    """Returns the side of images, and the exported network."""
+    side, file = 16 if here.tiny else 224, here.folder / "vision.pt2"
+    if not file.exists():
+        _export(_network(here), side, file)
+    return side, file
 
 
 def _network(here: Context) -> Any:

@@ -19,13 +19,13 @@ from catenary_agent.devices.cuda_driver import NoDriverError, ask_driver
 ROOT = Path(__file__).resolve().parents[3]
 _SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 _TESTS = (
-    "tests/gpu_agent/decoders/torch/test_torch_attention.py",
-    "tests/gpu_agent/decoders/torch/test_torch_graphs.py",
-    "tests/gpu_agent/decoders/torch/test_torch_executor.py",
+    "tests/gpu_agent/decoders/torch",
+    "tests/gpu_agent/decoders/transfers",
     "tests/gpu_agent/decoders/triton_kernels",
+    "tests/gpu_agent/decoders/sampling",
     "tests/gpu_agent/executors/test_torch_part.py",
-    "tests/gpu_agent/decoders/sampling/test_sampling.py",
-    "tests/gpu_agent/decoders/sampling/test_sampling_kernels.py",
+    "tests/gpu_agent/executors/test_torch_device.py",
+    "tests/gpu_agent/kv/test_cache_pieces.py",
 )
 _TINY_TESTS = ("tests/gpu_agent/devices/test_device_errors.py",)
 GIGA = 1e9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.models.choosing import next_tokens, sampler
-from benchmarks.gpu.models.vision_model import image_part
+from benchmarks.gpu.models.plain_flash import emulated_graphs
+from benchmarks.gpu.models.vision_model import formed_part, image_part
 from benchmarks.gpu.stage import Context
 from benchmarks.gpu.stages.speed_steps import large
 from catenary_agent.decoders.sampling.choosing import TokenSampler
@@ -131,14 +133,37 @@ def _generate(here: Context, whole: Any, sessions: int, context: int, tokens: in
 
 
 def vision(here: Context) -> None:
-    """Times a vision part as agents run it, from host array to host array."""
+    """Times a vision part as agents run it, from host array to host array, and its forms."""
     part = image_part(here, here.device)
     random = np.random.default_rng(0)
-    for rows in (1, 2, 4, 8, 16) if here.is_cuda else (1, 2):
-        images = random.normal(size=(rows, *part.inputs[0].shape[1:])).astype(np.float32)
+    batches = {
+        rows: random.normal(size=(rows, *part.inputs[0].shape[1:])).astype(np.float32)
+        for rows in ((1, 2, 4, 8, 16) if here.is_cuda else (1, 2))
+    }
+    for rows, images in batches.items():
         outputs = part.run([images])
         taken = here.time(
             lambda images=images, outputs=outputs: part.run([images], outputs), 20, 5, part._stream
         )
         note = f"{taken.wall_s * 1e3:.2f} ms, on the device {taken.span_s * 1e3:.2f}"
         here.row(f"vision part, {rows} images", rows / taken.wall_s, "img/s", note=note)
+    with contextlib.nullcontext() if here.is_cuda else emulated_graphs():
+        _forms(here, batches)
+
+
+def _forms(here: Context, batches: dict[int, np.ndarray]) -> None:
+    """Times every form of the vision part, up to results on the device."""
+    import torch
+
+    from catenary_agent.executors.torch_device import PartForm, PartRuns
+
+    formed = formed_part(here)
+    weights = formed.weights()
+    for form in PartForm:
+        formed.take(form, weights)
+        runs = PartRuns(formed, here.torch_device)
+        for rows, images in batches.items():
+            given = [torch.from_numpy(images)]
+            taken = here.time(lambda given=given, runs=runs: runs.run(given), 20, 5)
+            what = f"vision part, {form}, {rows} images, without the way back"
+            here.row(what, taken.wall_s * 1e3, "ms")

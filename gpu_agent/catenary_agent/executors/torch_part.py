@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.export.passes import move_to_device_pass
 from catenary_agent.devices.device_errors import let_go
 from catenary_agent.executors.base import PartExecutor, check_arrays, check_outputs
 from catenary_agent.executors.device import Device
+from catenary_agent.executors.torch_device import FormedPart, PartRuns, PartTypes, fastest_form
 from catenary_agent.partitioning.jailed import PartOrder, extracted_part
 from catenary_agent.partitioning.signature import PartitionSignature
 from catenary_agent.partitioning.torch_archive import load_program
@@ -27,6 +28,8 @@ from catenary_services.jail.child import JailWorkspace
 from catenary_services.models.model_repository import ModelRepository
 
 _SPECIALISED = 2
+_EXAMPLE_ROWS = 4
+Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 _TORCH_OF = {name: torch.from_numpy(np.empty(0, dtype)).dtype for name, dtype in DTYPE_OF.items()}
 
 
@@ -53,12 +56,16 @@ class TorchPart(PartExecutor):
         program = load_program(path)
         if self._device.type != "cpu":
             program = move_to_device_pass(program, self._device)
-        self._model: Any = program.module()
-        weights = (*self._model.parameters(), *self._model.buffers())
-        self.memory_bytes = sum(tensor.nbytes for tensor in weights)
         made = [spec for spec in ends.outputs if spec.name not in {i.name for i in ends.inputs}]
         self._made = {spec.name: index for index, spec in enumerate(made)}
-        self._dtypes: list[torch.dtype] = _declared(program)
+        types = PartTypes(_declared(program), tuple(_TORCH_OF[spec.datatype] for spec in made))
+        part = FormedPart(program.module(), types, self._device)
+        self._compute: Compute | None = part
+        if self._device.type == "cuda":
+            with torch.cuda.stream(self._stream):
+                fastest_form(part, self._device, _tensors(ends.example_arrays(_EXAMPLE_ROWS)))
+            self._compute = PartRuns(part, self._device).run
+        self.memory_bytes = part.nbytes
 
     def run(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None = None
@@ -72,7 +79,7 @@ class TorchPart(PartExecutor):
     def _run_on_stream(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None
     ) -> list[np.ndarray]:
-        made = self._compute(inputs)
+        made = self._computed(inputs)
         given = {spec.name: array for spec, array in zip(self.inputs, inputs, strict=True)}
         results = []
         for index, spec in enumerate(self.outputs):
@@ -84,23 +91,14 @@ class TorchPart(PartExecutor):
         return results
 
     def close(self) -> None:
-        self._model = None
+        self._compute = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _compute(self, inputs: Sequence[np.ndarray]) -> Sequence[torch.Tensor]:
-        with warnings.catch_warnings():
-            # Frames are read-only memory; the part does not write to its inputs.
-            warnings.simplefilter("ignore", UserWarning)
-            tensors = [torch.from_numpy(np.asarray(array, order="C")) for array in inputs]
+    def _computed(self, inputs: Sequence[np.ndarray]) -> Sequence[torch.Tensor]:
+        assert self._compute is not None, "closed"
         try:
-            with torch.inference_mode():
-                moved = [
-                    tensor.to(self._device).to(dtype)
-                    for tensor, dtype in zip(tensors, self._dtypes, strict=True)
-                ]
-                result: Sequence[torch.Tensor] = self._model(*moved)
-                return result
+            return self._compute(_tensors(inputs))
         except Exception as error:  # PyTorch raises RuntimeError and its subclasses for anything
             let_go(error)
             raise self._failure(error) from error
@@ -198,20 +196,28 @@ def _free_sizes(
 
 
 def _into(tensor: torch.Tensor, spec: TensorSpec, target: np.ndarray | None) -> np.ndarray:
-    """Returns a host array in the wire's datatype; the cast runs on the device."""
+    """Returns a host array, in the wire's datatype as the tensor is."""
     if target is None:
-        return tensor.to(_TORCH_OF[spec.datatype]).cpu().contiguous().numpy()
+        return tensor.cpu().contiguous().numpy()
     if tuple(tensor.shape) != target.shape:
         raise InvalidInput(
             spec.name, f"is {list(tensor.shape)}, not {list(target.shape)} as its buffer"
         )
-    torch.from_numpy(target).copy_(tensor.to(_TORCH_OF[spec.datatype]))
+    torch.from_numpy(target).copy_(tensor)
     return target
 
 
-def _declared(program: Any) -> list[torch.dtype]:
+def _tensors(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    """Returns views of arrays."""
+    with warnings.catch_warnings():
+        # Frames are read-only memory; the part does not write to its inputs.
+        warnings.simplefilter("ignore", UserWarning)
+        return [torch.from_numpy(np.asarray(array, order="C")) for array in arrays]
+
+
+def _declared(program: Any) -> tuple[torch.dtype, ...]:
     names = set(program.graph_signature.user_inputs)
-    return [node.meta["val"].dtype for node in program.graph.nodes if node.name in names]
+    return tuple(node.meta["val"].dtype for node in program.graph.nodes if node.name in names)
 
 
 def _torch_device(device: Device) -> torch.device:

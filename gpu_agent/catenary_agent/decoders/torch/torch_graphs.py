@@ -22,6 +22,7 @@ from catenary_agent.decoders.torch.torch_attention import (
 from catenary_agent.decoders.torch.torch_cache import SlotPool
 from catenary_agent.decoders.torch.torch_model import BlockModel
 from catenary_agent.decoders.torch.torch_static import StaticStep, StepBucket, StepBuffers
+from catenary_agent.devices.cuda_graphs import GraphRecorder
 from catenary_services.log import get_logger
 
 DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
@@ -92,10 +93,8 @@ class StepGraphs:
         self.buckets = limits.buckets()
         most = StepBucket(*(max(each) for each in zip(*map(_sizes, self.buckets), strict=True)))
         self.buffers = StepBuffers(model, pool, most, hidden_size, kernel)
-        self._device = pool.shape.device
         self._graphs = {bucket: _Captured() for bucket in self.buckets}
-        self._memory: Any = None
-        self._side: torch.cuda.Stream | None = None
+        self._recorder = GraphRecorder(pool.shape.device)
         self._broken = False
 
     def bucket_of(self, plan: AttentionMetadata) -> StepBucket | None:
@@ -161,31 +160,12 @@ class StepGraphs:
     def _capture(self, bucket: StepBucket) -> None:
         graph, static = self._graphs[bucket], StaticStep(self.buffers, bucket)
         try:
-            graph.replay = self._recorded(static)
+            graph.replay = self._recorder.record(static.run)
             graph.static = static
         except (RuntimeError, torch.OutOfMemoryError) as error:
             self._broken = True
             reason = str(error).splitlines()[0][:200]
             _log.warning("step_graphs_unavailable", rows=bucket.rows, reason=reason)
-
-    def _recorded(self, static: StaticStep) -> Callable[[], object]:
-        """Returns a function that replays a step."""
-        if self._side is None:
-            # One stream for all captures: memory that one has freed is for those on the same.
-            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        current = torch.cuda.current_stream(self._device)
-        self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            static.run()  # what libraries do once for a size they must not do during the capture
-        current.wait_stream(self._side)
-        graph = torch.cuda.CUDAGraph()
-        # Graphs of one executor never run at the same time, so they can share memory.
-        with torch.cuda.graph(
-            graph, pool=self._memory, stream=self._side, capture_error_mode="thread_local"
-        ):
-            static.run()
-        self._memory = graph.pool()
-        return graph.replay
 
 
 def _stairs(steps: Sequence[int], most: int) -> list[int]:

@@ -38,6 +38,7 @@ from catenary_agent.decoders.torch.torch_graphs import (
     StepGraphs,
 )
 from catenary_agent.decoders.torch.torch_static import StaticStep, StepBucket, StepBuffers
+from catenary_agent.devices.cuda_graphs import GraphRecorder
 from catenary_agent.executors.device import Device
 from catenary_services.domain.decoder import LargestStep
 from catenary_services.domain.ids import PartitionKey
@@ -206,7 +207,7 @@ def test_what_cannot_be_captured_runs_eagerly_from_then_on(decoder: TorchDecoder
     failing = mock.Mock(
         side_effect=RuntimeError("operation not permitted when stream is capturing")
     )
-    with emulated_graphs(), mock.patch.object(StepGraphs, "_recorded", failing):
+    with emulated_graphs(), mock.patch.object(GraphRecorder, "record", failing):
         for _ in range(8):
             assert decoder.step(decode(decoder, 1))[0] is not None
     assert failing.call_count == 1
