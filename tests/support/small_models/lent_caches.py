@@ -10,9 +10,11 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from catenary_agent.kv import CacheSpan, array_of_payload
 from catenary_services.errors import Unavailable
 
+_ROOT = Path(__file__).resolve().parents[3]
 HEADS, HEAD_SIZE, SLOTS, TOKENS = 2, 8, 12, 64
 
 
@@ -29,7 +32,12 @@ class BorrowingProcess:
     def __init__(self, device: str) -> None:
         command = [sys.executable, "-m", __name__, device]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_ROOT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
     def ask(self, what: str, **values: Any) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from catenary_agent.devices.cuda_driver import LIBRARY
 from catenary_agent.kv.lending import MemorySource
 from catenary_services.errors import Unavailable
 from catenary_services.log import get_logger
@@ -223,7 +224,7 @@ def _driver() -> _Driver:
         Unavailable: It is not found under its name.
     """
     try:
-        return _Driver(ctypes.CDLL("libcuda.so.1"))
+        return _Driver(ctypes.CDLL(LIBRARY))
     except OSError as error:
         raise Unavailable(f"CUDA's driver cannot be loaded: {error}") from error
 
