@@ -80,7 +80,8 @@ class GenerationEngine:
             context.steps,
             validates=context.validates,
         )
-        self._generation_loop.migrations.lender.is_local = context.is_local
+        if context.uplink is None:  # caches in lent memory would pass by an emulated link
+            self._generation_loop.migrations.lender.is_local = context.is_local
         self._thread = GenerationLoopThread(self._generation_loop, time.monotonic_ns, self._flush)
         self._sent = SentCacheReporter(context.tell)
         self._peers = PeerSender(
