@@ -267,7 +267,8 @@ async def _ways(there: World) -> None:
                 if sample.name == "catenary_cache_bytes_total":
                     way = sample.labels["way"]
                     ways[way] = ways.get(way, 0.0) + sample.value
-                failed += sample.value * (sample.name == "catenary_cache_loans_failed_total")
+                if sample.name == "catenary_cache_loans_failed_total":
+                    failed += sample.value
     for way, nbytes in sorted(ways.items()):
         there.here.row(f"moves by kv: caches by way of {way}", nbytes / 1e6, "MB")
     there.here.row("moves by kv: loans that failed", failed)

@@ -6,8 +6,8 @@ returns the piece, and the next one can be written.
 
     offer -> OFFERED -> accept -> READY -> a piece is written -> LENT -> return -> READY
 
-Nobody waits here for a peer: until it has answered, caches leave as frames. Whatever fails ends the
-loan and bars the peer for a while; what it could not read leaves as frames, too.
+Nobody waits here for a peer: until it has answered, caches leave as frames, one at a time. Whatever
+fails ends the loan and bars the peer for a while; what it could not read leaves as frames, too.
 """
 
 from __future__ import annotations
@@ -147,6 +147,11 @@ class CacheLender:
             return 0
         same = (loan.source.way, loan.source.place) == (lending.memory.way, lending.memory.place)
         return loan.memory.nbytes if same else 0
+
+    def is_asked(self, peer: str) -> bool:
+        """Returns True until a peer has answered an offer."""
+        loan = self._loans.get(peer)
+        return loan is not None and loan.state is OFFERED
 
     def offer(self, peer: str, session_id: int, lending: CacheLending | None) -> None:
         """Offers memory to a peer of this host that borrows none yet.

@@ -115,9 +115,9 @@ class CachePusher:
     @property
     def is_waiting(self) -> bool:
         """True if `renew` would export something."""
-        window = self._limits.window_bytes
         return any(
-            line.queue and line.nbytes < window and not line.is_lent for line in self.lines.values()
+            line.queue and line.nbytes < self._window(peer) and not line.is_lent
+            for peer, line in self.lines.items()
         )
 
     def on_pushed(self, event: CachePushed) -> None:
@@ -159,8 +159,7 @@ class CachePusher:
 
     def _pump(self, peer: str, line: _Line) -> None:
         """Exports queued rows in order, as far as the peer's window and the step's bytes allow."""
-        window = self._limits.window_bytes
-        while self._can_export(line, window):
+        while self._can_export(peer, line):
             session, cache_send = line.queue[0]
             if session.state is not CLOSED and cache_send.has_more:
                 self._export(session, cache_send, line)
@@ -170,30 +169,38 @@ class CachePusher:
         if not line.queue and not line.nbytes and not line.is_lent:
             self.lines.pop(peer, None)
 
-    def _can_export(self, line: _Line, window: int) -> bool:
-        has_room = line.nbytes < window and self._left_bytes > 0
+    def _can_export(self, peer: str, line: _Line) -> bool:
+        has_room = line.nbytes < self._window(peer) and self._left_bytes > 0
         return bool(line.queue) and has_room and not line.is_lent
+
+    def _window(self, peer: str) -> int:
+        """Returns the most bytes that may wait for a peer: a frame until it answers an offer."""
+        is_asked = self._lender.is_asked(peer)
+        return self._limits.frame_bytes if is_asked else self._limits.window_bytes
 
     def _export(self, session: Session, cache_send: CacheSendProgress, line: _Line) -> None:
         """Exports the next frames together, as many as could be exported one after the other."""
         executor, limits = session.batcher.executor, self._limits
-        lent_bytes = self._lender.room_for(cache_send.peer, executor.lending)
-        room = min(limits.export_bytes, limits.window_bytes - line.nbytes, self._left_bytes)
+        row_bytes, peer = executor.sizes.cache_bytes_per_token, cache_send.peer
+        blocks = cache_send.last_block - cache_send.first_block
+        if cache_send.introduced and session.cached * blocks * row_bytes >= limits.least_lent_bytes:
+            self._lender.offer(peer, cache_send.session_id, executor.lending)
+        lent_bytes = self._lender.room_for(peer, executor.lending)
+        room = min(limits.export_bytes, self._window(peer) - line.nbytes, self._left_bytes)
         if lent_bytes:  # the last part of a run may take it beyond its size
             room = min(lent_bytes - limits.frame_bytes, self._left_bytes)
-        row_bytes = executor.sizes.cache_bytes_per_token
         spans = cache_send.take(row_bytes, limits.frame_bytes, room)
         whole = replace(spans[0], last_block=spans[-1].last_block)
         nbytes = whole.blocks * whole.tokens * row_bytes
-        is_large = nbytes >= limits.least_lent_bytes and cache_send.introduced
-        if is_large and nbytes <= lent_bytes:
-            if self._lender.lend(session, cache_send, spans, whole, nbytes):
-                self._left_bytes -= nbytes
-                cache_send.unsettled += 1
-                line.is_lent = True
-                return
-        elif is_large:
-            self._lender.offer(cache_send.peer, cache_send.session_id, executor.lending)
+        if (
+            limits.least_lent_bytes <= nbytes <= lent_bytes
+            and cache_send.introduced
+            and self._lender.lend(session, cache_send, spans, whole, nbytes)
+        ):
+            self._left_bytes -= nbytes
+            cache_send.unsettled += 1
+            line.is_lent = True
+            return
         try:
             rows = executor.export_cache(session.spec.session_id, whole)
         except Exception:
