@@ -62,8 +62,8 @@ class Request:
 class Cluster(World):
     """Adds a scheduler and a gateway that move sessions."""
 
-    def __init__(self, chunk: int, period: int = 0) -> None:
-        super().__init__(chunk, period)
+    def __init__(self, chunk: int, period: int = 0, *, lends: bool = False) -> None:
+        super().__init__(chunk, period, lends=lends)
         self.period = period
         self.requests: dict[int, Request] = {}
         self.orders: list[tuple[str, int]] = []

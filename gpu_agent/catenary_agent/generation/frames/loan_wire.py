@@ -1,0 +1,56 @@
+"""Frames about caches in memory that agents of one host lend each other; they have no payload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from catenary_agent.generation.frames.peers import SessionFrame
+from catenary_protos.catenary.v1 import frame_pb2
+
+if TYPE_CHECKING:
+    from catenary_agent.generation.state.events import LentOut, LoanOut
+
+
+@dataclass(slots=True)
+class LentFrame(SessionFrame):
+    """A part of a session's caches that lies in lent memory; it stays behind those in frames."""
+
+    KIND = frame_pb2.FRAME_KIND_SESSION_CACHE
+    out: LentOut
+
+    @property
+    def session_ids(self) -> tuple[int, ...]:
+        return (self.out.session_id,)
+
+    @property
+    def can_wait(self) -> bool:
+        return True
+
+    def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
+        span, cache = self.out.span, header.cache
+        cache.session_id = self.out.session_id
+        cache.first_block, cache.last_block = span.first_block, span.last_block
+        cache.first_token, cache.last_token = span.first_token, span.last_token
+        cache.datatype = self.out.datatype
+        cache.lent.CopyFrom(self.out.piece)
+
+
+@dataclass(slots=True)
+class LoanFrame(SessionFrame):
+    """A message of one agent to another about lent memory; nothing fails with it."""
+
+    KIND = frame_pb2.FRAME_KIND_CACHE_LOAN
+    out: LoanOut
+
+    @property
+    def session_ids(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def can_wait(self) -> bool:
+        # The frame in front opens the session that an offer names.
+        return self.out.loan.step == frame_pb2.CacheLoan.STEP_OFFER
+
+    def describe(self, header: frame_pb2.FrameHeader, agent_id: str) -> None:
+        header.loan.CopyFrom(self.out.loan)
