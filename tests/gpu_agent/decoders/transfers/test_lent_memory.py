@@ -91,14 +91,15 @@ def test_memory_is_free_again_though_the_borrower_was_killed(device):
     source = memory_of(where)
     nbytes = 256 << 20
     source.make(4096).close()  # what the library and the driver take for themselves
-    before, free_before = mapped(), torch.cuda.mem_get_info(where)[0] if HAS_CUDA else 0
+    before = mapped()
+    free_before = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else 0
     memory = source.make(nbytes)
     with borrowing(device) as other:
         assert len(other.open(memory, source.place)) == 64
         other.kill()
     memory.close()
     assert mapped() == before
-    if device == "cuda":
+    if where.type == "cuda":
         # What the process itself had is given back a moment after its end.
         deadline = time.monotonic() + 20
         while torch.cuda.mem_get_info(where)[0] < free_before and time.monotonic() < deadline:

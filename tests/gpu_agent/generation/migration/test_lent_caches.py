@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from catenary_agent.generation.cache.cache_lending import LENT, LOAN_CHANGES, OFFERED, READY
 from catenary_agent.generation.state.events import LoanMessage
+from catenary_agent.generation.state.states import CLOSED, LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 from tests.gpu_agent.generation.migration.test_move_interleavings import (
     CHAINS,
@@ -28,13 +29,16 @@ FROM, TO = CHAINS[5], CHAINS[3]
 PROMPT = [(5 * n + 3) % 48 for n in range(12)]
 FAILURES = ["make", "open", "mark", "lend", "borrow"]
 _Step = frame_pb2.CacheLoan
+ENDS_OF_PIECES = (_Step.STEP_RETURN, _Step.STEP_REJECT)
 
 
 class Lending(Cluster):
     """A cluster of one host."""
 
-    def __init__(self, chunk: int = 4, period: int = 0) -> None:
-        super().__init__(chunk, period, lends=True)
+    def __init__(self, chunk: int = 4, period: int = 0, *, are_slow: bool = False) -> None:
+        super().__init__(chunk, period, are_slow=are_slow, lends=True)
+        self.lost_answers = 0
+        """Number of pieces of which their lenders will never hear again."""
 
     @property
     def lendings(self):
@@ -60,6 +64,14 @@ class Lending(Cluster):
             self.once()
         assert self.begin(1)
         return request
+
+    def cut(self, wire) -> None:
+        self.lost_answers += sum(each.loan.step in ENDS_OF_PIECES for each in self.headers(wire))
+        super().cut(wire)
+
+    def headers(self, wire) -> list[frame_pb2.FrameHeader]:
+        """Returns the headers of the frames on a wire."""
+        return [frame_pb2.FrameHeader.FromString(data) for data, *_ in self.wires.get(wire, ())]
 
     def once(self) -> None:
         """Lets everything happen that can."""
@@ -179,6 +191,30 @@ def test_what_a_dead_peer_has_borrowed_is_given_back():
     finish(world)
 
 
+def test_a_session_that_was_handed_over_leaves_though_the_answer_to_its_last_piece_is_lost():
+    world = Lending()
+    request = world.moving()
+    session = world.rings["e"].sessions.get(1)
+
+    def is_last_piece_read() -> bool:
+        answers = [each for each in world.headers(("c", "e")) if each.loan.step in ENDS_OF_PIECES]
+        has_more = any(each.has_more for each in session.cache_sends)
+        return session.state is LEAVING and not has_more and bool(answers)
+
+    world.until(is_last_piece_read)
+    world.cut(("c", "e"))
+    world.run_out()
+    assert request.current != 1
+    assert world.loan().state is LENT
+    assert session.state is LEAVING
+    world.pass_time()
+    assert world.loan() is None
+    assert session.state is CLOSED
+    assert world.loans_failed == 1
+    finish(world)
+    assert len(world.answer(1)) == request.count
+
+
 def test_memory_is_given_back_at_once_when_the_link_to_its_borrower_breaks():
     world = Lending()
     world.moving()
@@ -291,7 +327,9 @@ def test_whatever_cannot_be_read_every_answer_is_whole(count):
     @examples(count)
     @given(st.data(), st.integers(1, 6))
     def every_answer_is_whole(data, chunk):
-        world = Lending(chunk, data.draw(st.sampled_from([0, 2, 3])))
+        world = Lending(
+            chunk, data.draw(st.sampled_from([0, 2, 3])), are_slow=data.draw(st.booleans())
+        )
         acts = [
             lambda n=number, r=request, rings=rings: world.start(n, r, rings)
             for number, (request, rings) in drawn_requests(data).items()
@@ -313,7 +351,9 @@ def test_what_is_lost_while_caches_are_lent_is_never_said_wrong_and_all_comes_fr
     @examples(count)
     @given(st.data(), st.integers(1, 6))
     def nothing_wrong_is_said(data, chunk):
-        world = Lending(chunk, data.draw(st.sampled_from([0, 2, 3])))
+        world = Lending(
+            chunk, data.draw(st.sampled_from([0, 2, 3])), are_slow=data.draw(st.booleans())
+        )
         drawn = drawn_requests(data)
         acts = [
             lambda n=number, r=request, rings=rings: world.start(n, r, rings)
@@ -325,6 +365,9 @@ def test_what_is_lost_while_caches_are_lent_is_never_said_wrong_and_all_comes_fr
         acts += [world.pass_time] * data.draw(st.integers(0, 1))
         acts += [lambda: raise_epoch(world)] * data.draw(st.integers(0, 1))
         play(world, data, data.draw(st.permutations(acts)), 150)
+        if world.lost_answers:  # what these hold is free after the stall timeout, and not before
+            world.run_out()
+            world.pass_time()
         finish(world)
 
     nothing_wrong_is_said()
