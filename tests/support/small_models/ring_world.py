@@ -61,6 +61,7 @@ class World:
             period: Number of tokens after which answers repeat themselves, so that guesses are
                 right; 0 if they do not.
             are_slow: Whether rows of prompts wait for every link, and all others overtake them.
+                Frames of caches have one token of one block then.
             lends: Whether agents lend each other caches.
         """
         self.decoders = {
@@ -72,14 +73,15 @@ class World:
             "f": toy(1, BLOCKS, 3, slots=SLOTS),
             "g": toy(5, BLOCKS, slots=SLOTS),
         }
+        link_bytes = dict.fromkeys(self.decoders, 1) if are_slow else None  # any row is long
         small = CacheLimits(
             frame_bytes=(4 if lends else 2) * TABLE.cache_bytes_per_token,
             window_bytes=150,
             step_bytes=200,
             lent_bytes=32 * TABLE.cache_bytes_per_token if lends else 0,
             least_lent_bytes=1 if lends else 1 << 60,
+            link_bytes=link_bytes,
         )
-        link_bytes = dict.fromkeys(self.decoders, 1) if are_slow else None  # any row is long
         limits = GenerationLimits(chunk, 3, caches=small, link_bytes=link_bytes)
         self.skipped_ns = 0
         self._clock_ns = time.monotonic_ns()

@@ -108,6 +108,15 @@ def test_a_session_whose_caches_are_lent_says_what_it_says_where_it_stays():
     assert not world.loans_failed
 
 
+def test_pieces_are_no_smaller_where_frames_are_short_for_their_link():
+    fast, slow = Lending(), Lending(are_slow=True)
+    for world in (fast, slow):
+        request = world.moving()
+        finish(world)
+        assert len(world.answer(1)) == request.count
+    assert slow.borrowed == fast.borrowed > 1
+
+
 def test_memory_that_is_lent_once_serves_the_next_move_too():
     world = Lending()
     request = world.moving(200)
