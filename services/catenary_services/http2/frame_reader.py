@@ -111,6 +111,10 @@ class HeaderFrames:
             self.taken += 1
             self._take(number, block, self._is_last)
 
+    def let_go(self) -> None:
+        """Forgets the unfinished block of a connection that is over."""
+        self.unfinished, self._parts, self._bytes = 0, [], 0
+
 
 class FrameReader:
     """The reader of one connection, which keeps what is no whole frame yet.
@@ -197,3 +201,7 @@ class FrameReader:
                 break
         if at < end:
             self._rest = data[at:]
+
+    def let_go(self) -> None:
+        """Forgets the unfinished frame of a connection that is over."""
+        self._rest = b""

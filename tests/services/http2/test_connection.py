@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -338,6 +339,19 @@ def test_few_blocks_are_remembered_and_no_large_ones() -> None:
     for block in small:
         decoder.decode(block)
     assert decoder.decode(small[0]) is not first
+
+
+def test_what_a_connection_remembers_is_bounded_in_bytes() -> None:
+    decoder = HeaderDecoder(list, 1 << 16)
+    blocks = [encoded([(b"x%d" % number, bytes(900))]) for number in range(100)]
+    tracemalloc.start()
+    try:
+        for block in blocks:
+            assert decoder.decode(block) is decoder.decode(block)
+        remembered, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert remembered < 12_000
 
 
 FLOODS = {
