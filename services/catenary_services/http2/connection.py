@@ -129,6 +129,11 @@ class ServerConnection(Generic[T]):
         return self._reader.unfinished_bytes + self._headers.unfinished_bytes
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of the headers that the peer has had noted to refer to them."""
+        return self._decoder.table_bytes
+
+    @property
     def has_more(self) -> bool:
         """Whether bytes that were received wait for the next call of `receive`."""
         return self._reader.has_more

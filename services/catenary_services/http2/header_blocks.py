@@ -35,6 +35,8 @@ _TABLE_BYTES = 4_096
 """The size of the dynamic table that HTTP/2 has where no setting says otherwise."""
 _FIELD_OVERHEAD = 32
 """Bytes that HTTP/2 counts for each header beside name and value."""
+_ENTRY_BYTES = 128
+"""Bytes that a header of the dynamic table takes here at least."""
 
 
 class _NotedTable(HeaderTable):
@@ -45,6 +47,11 @@ class _NotedTable(HeaderTable):
     def add(self, name: bytes, value: bytes) -> None:
         self.changes += 1
         super().add(name, value)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the table takes, about."""
+        return int(self._current_size) + _ENTRY_BYTES * len(self.dynamic_entries)
 
     @property
     def maxsize(self) -> int:
@@ -72,6 +79,11 @@ class HeaderDecoder(Generic[T]):
         self._table = _NotedTable()
         self._known: dict[bytes, T] = {}
         self._known_bytes = 0
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of memory that the dynamic table takes, which its peer has filled."""
+        return self._table.memory_bytes
 
     def decode(self, block: bytes) -> T:
         """Returns what `parse` made of a block.

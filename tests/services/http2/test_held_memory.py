@@ -67,6 +67,18 @@ def test_what_is_begun_and_not_ended_counts() -> None:
     assert 14_000 <= held_bytes(connection, 0.0) < 15_000
 
 
+def test_tables_of_headers_count_what_they_take() -> None:
+    connection = Answering(b"").asked(0)
+    entries = b"".join(b"\x40\2%02d\0" % at for at in range(90))
+    tracemalloc.start()
+    try:
+        connection.receive(frame(frames.HEADERS, END_HEADERS, 1, BLOCK + entries), 0.0)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / 2 < held_bytes(connection, 0.0) < 2 * taken
+
+
 def test_a_connection_that_is_over_lets_go_of_what_its_peer_said() -> None:
     """It need not wait for the garbage collector, which comes once in thousands of connections."""
     block = frame(frames.HEADERS, 0, 1, bytes(16_000)) + frame(
