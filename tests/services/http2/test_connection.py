@@ -498,6 +498,18 @@ def test_many_calls_at_once_begin_in_turns() -> None:
     assert counts == [3, 6, 7]
 
 
+def test_long_headers_count_as_several_calls_that_begin_at_once() -> None:
+    side = Side(ConnectionLimits(calls_at_once=8))
+    block = PLAIN + encoded([(b"x", bytes(400))])
+    opened = [frame(frames.HEADERS, END_HEADERS | END_STREAM, 2 * at + 1, block) for at in range(5)]
+    side.connection.receive(GREETING + b"".join(opened), 0.0)
+    counts = [len(side.opener.heard)]
+    while side.connection.has_more:
+        side.connection.receive(b"", 0.0)
+        counts.append(len(side.opener.heard))
+    assert counts == [2, 4, 5]
+
+
 def test_many_frames_at_once_are_handled_in_turns() -> None:
     side = Side()
     side.take(GREETING)
