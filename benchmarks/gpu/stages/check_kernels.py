@@ -195,6 +195,10 @@ def _differences(executor: Any, captured: Any, counts: list[int]) -> tuple[int, 
 
     sessions = range(len(counts))
     cached = [executor._book.cached[session] for session in sessions]
+    with executor._on_stream():
+        for session in sessions:
+            tokens = cached[session] + counts[session]
+            executor._pool.grow(executor._caches[session], tokens)
     plan = AttentionMetadata([executor._caches[session] for session in sessions], counts, cached)
     inputs = [random_tokens(executor, counts[session], 1000 + session) for session in sessions]
     bucket = captured.bucket_of(plan)

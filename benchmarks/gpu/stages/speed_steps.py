@@ -209,15 +209,17 @@ def kernels(here: Context) -> None:
     pretend_context(executor, sessions, context)
     kept = executor._graphs
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] * here.is_cuda)]
-    for mode in ("graph", "eager") if kept is not None else ("eager",):
+    modes = ("graph", "eager") if kept is not None else ("eager",)
+    for mode, count in [(mode, count) for count in (sessions, 1) for mode in modes]:
         executor._graphs = kept if mode == "graph" else None
+        ways = [sampler(np.arange(3), seed, 0.0) for seed in range(count)]
         for _ in range(3):
-            executor.step(decode_items(executor, sessions))
+            executor.step(decode_items(executor, count, "token", ways))
         with profile(activities=activities) as found:
             for _ in range(5):
-                executor.step(decode_items(executor, sessions))
+                executor.step(decode_items(executor, count, "token", ways))
             here.sync()
-        _name_kernels(here, found, mode)
+        _name_kernels(here, found, f"{mode} of {count}")
 
 
 def _name_kernels(here: Context, found: Any, mode: str) -> None:

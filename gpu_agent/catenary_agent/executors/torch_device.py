@@ -42,7 +42,23 @@ class PartForm(StrEnum):
     CHANNELS_LAST = "channels_last"
     """Images and the weights of convolutions have their channels innermost."""
     HALF = "half"
-    """CHANNELS_LAST, and convolutions and products in float16, their weights too."""
+    """Convolutions and products in float16, their weights too."""
+    HALF_CHANNELS_LAST = "half_channels_last"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether values are rounded to float16."""
+        return self in (PartForm.HALF, PartForm.HALF_CHANNELS_LAST)
+
+    @property
+    def has_channels_last(self) -> bool:
+        """Whether images and weights of convolutions have their channels innermost."""
+        return self in (PartForm.CHANNELS_LAST, PartForm.HALF_CHANNELS_LAST)
+
+    @property
+    def in_float32(self) -> PartForm:
+        """The form with the same order of channels that rounds nothing."""
+        return PartForm.EXPORTED if self is PartForm.HALF else PartForm.CHANNELS_LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +97,19 @@ class FormedPart:
         return [weight.data for weight in self._weights]
 
     def take(self, form: PartForm, weights: Sequence[torch.Tensor]) -> None:
-        """Brings weights into a form. Their values are rounded only if that is HALF."""
+        """Brings weights into a form. Their values are rounded only if it `is_half`."""
         for weight, dtype, given in zip(self._weights, self._exported, weights, strict=True):
             # A vector, such as a bias or a mean, is neither large nor a factor of a product.
-            half = form is PartForm.HALF and dtype == torch.float32 and given.dim() > 1
+            half = form.is_half and dtype == torch.float32 and given.dim() > 1
             weight.data = _laid_out(given.to(torch.float16 if half else dtype), form)
         self.form = form
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the outputs, contiguous and in their datatypes, for inputs of any on the device.
 
-        HALF appends a boolean: whether every value is finite.
+        A form that `is_half` appends a boolean: whether every value is finite.
         """
-        half = self.form is PartForm.HALF
+        half = self.form.is_half
         with torch.inference_mode(), self._rounding() if half else contextlib.nullcontext():
             moved = [
                 _laid_out(tensor.to(dtype), self.form)
@@ -127,7 +143,7 @@ class PartRuns:
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the outputs on the device, valid until the next run, for inputs on the host."""
         outputs = self._run(inputs)
-        if self._part.form is not PartForm.HALF:
+        if not self._part.form.is_half:
             return outputs
         *outputs, finite = outputs
         return outputs if bool(finite) else self._in_float32(inputs, outputs)
@@ -135,16 +151,16 @@ class PartRuns:
     def _in_float32(
         self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Returns the right outputs for inputs of which HALF made some that are not finite.
+        """Returns the right outputs for inputs of which float16 made some that are not finite.
 
         If float32 makes finite ones, a value was too large for float16, and the part stays in
         float32. Otherwise it is the inputs that ask for them, and nothing changes.
         """
-        weights = self._part.weights()
-        self._part.take(PartForm.CHANNELS_LAST, weights)
+        weights, half = self._part.weights(), self._part.form
+        self._part.take(half.in_float32, weights)
         exact = self._part(_moved(inputs, self._part.device))
         if not all(bool(each.isfinite().all()) for each in exact):
-            self._part.take(PartForm.HALF, weights)  # at the addresses that graphs know
+            self._part.take(half, weights)  # at the addresses that graphs know
             return outputs
         _log.warning("float16_given_up", reason="a value is too large for float16")
         self._graphs.clear()
@@ -209,7 +225,7 @@ def fastest_form(part: FormedPart, inputs: Sequence[torch.Tensor]) -> PartForm:
     wanted = [each.clone() for each in part(given)]
     times: dict[PartForm, float] = {}
     for form in PartForm:
-        if form is PartForm.CHANNELS_LAST and not part.has_images:
+        if form.has_channels_last and not part.has_images:
             continue
         try:
             part.take(form, weights)
@@ -229,7 +245,7 @@ def fastest_form(part: FormedPart, inputs: Sequence[torch.Tensor]) -> PartForm:
 def _distance(made: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
     """Returns the largest relative distance of an output; infinite if one is not finite."""
     most = 0.0
-    for ours, theirs in zip(made, wanted, strict=False):  # HALF says in one more what is finite
+    for ours, theirs in zip(made, wanted, strict=False):  # float16 says in one more what is finite
         away = float((ours.double() - theirs.double()).norm())
         distance = away / max(float(theirs.double().norm()), 1e-30) if away else 0.0
         most = max(most, math.inf if math.isnan(distance) else distance)
@@ -252,6 +268,6 @@ def _moved(inputs: Sequence[torch.Tensor], device: torch.device) -> list[torch.T
 
 
 def _laid_out(tensor: Any, form: PartForm) -> Any:
-    if form is PartForm.EXPORTED or tensor.dim() != _IMAGE_DIMENSIONS:
+    if not form.has_channels_last or tensor.dim() != _IMAGE_DIMENSIONS:
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)
