@@ -20,7 +20,7 @@ STAGES = (
     Stage("mixed", 60, f"{_MIXED}:mixed", "a prompt's chunk beside 64 sessions, graphs and eager"),
     Stage("sampling", 60, f"{_BESIDE}:sampling", "choosing tokens, 1 to 64 sessions"),
     Stage("kernels", 60, f"{_STEPS}:kernels", "where the time of a step goes, by kernel"),
-    Stage("caches", 40, f"{_STEPS}:caches", "caches out and in"),
+    Stage("caches", 50, f"{_STEPS}:caches", "caches out and in"),
     Stage("transformers", 60, f"{_BESIDE}:transformers", "the same model in transformers"),
     Stage("vision", 60, f"{_BESIDE}:vision", "a vision part at batches of 1 to 16"),
     Stage("attention", 60, f"{_ATTENTION}:attention", "single queries, by two kernels"),

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from catenary_lab.limits import Figure, at_least, at_most
-from catenary_lab.pools.solving import solve_by_reference_rules
+from catenary_lab.pools.artifact.solving import solve_by_reference_rules
 from catenary_lab.scenarios.data import data_folder
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, load_dataset

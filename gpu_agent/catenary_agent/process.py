@@ -125,6 +125,7 @@ class AgentProcess:
                 self._tracer,
                 self.engine.link,
                 self.engine.steps,
+                self.hub.is_local,
             ),
             GenerationLimits(
                 settings.prefill_chunk_tokens or _chunk_tokens(settings, self.share.device),

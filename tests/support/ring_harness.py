@@ -80,6 +80,7 @@ class ToyDecoder:
     takes_drafts = True
     adapters = frozenset()
     caches_on_host = True
+    lending = None
 
     def __init__(self, key: PartitionKey, layout: CacheLayout) -> None:
         self.key = key
@@ -480,6 +481,7 @@ class RingNet:
             GenerationMeter(options.pop("metrics", None)),
             options.pop("tracer", None),
             node.engine.link,
+            is_local=node.hub.is_local,
             validates=True,
         )
         # Most tests count steps and rows: guesses are for those that ask for them.

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 import catenary
 from benchmarks.gpu.models.models import Wanted, make
 from benchmarks.gpu.stage import Context
 from catenary_lab.live.packing.figures import Answer
 from catenary_lab.live.packing.load import Mover, answer_of
-from catenaryd.local.local_cluster import ClusterOptions, LocalCluster
+from catenaryd.local.local_cluster import ClusterOptions, LocalCluster, free_port
 
 _START_S = 100.0
 _PART_S = 60.0
@@ -114,7 +115,11 @@ async def world(
             http_port=0,
             device=str(here.device),
             virtual_gpus=1 if devices else _AGENTS,
-            each_agent=tuple(_own_settings(here, each) for each in devices),
+            each_agent=tuple(
+                {"metrics_port": free_port()}
+                | (_own_settings(here, devices[at]) if devices else {})
+                for at in range(_AGENTS)
+            ),
             data_dir=folder,
             ready_timeout_s=_START_S * factor,
             extra=_CONFIG,
@@ -245,6 +250,28 @@ async def _moves(there: World, expected: list[Answer]) -> None:
             at_least=1 if there.here.is_cuda else None,
             note=f"{statistics.median(times):.1f} ms" if times else "",
         )
+
+    await _ways(there)
+
+
+async def _ways(there: World) -> None:
+    """Notes how many bytes of caches took which way between the agents."""
+    ways: dict[str, float] = {}
+    failed = 0.0
+    async with aiohttp.ClientSession() as session:
+        for agent in there.cluster.options.each_agent:
+            page = f"http://127.0.0.1:{agent['metrics_port']}/metrics"
+            async with session.get(page) as response:
+                families = list(text_string_to_metric_families(await response.text()))
+            for sample in (each for family in families for each in family.samples):
+                if sample.name == "catenary_cache_bytes_total":
+                    way = sample.labels["way"]
+                    ways[way] = ways.get(way, 0.0) + sample.value
+                if sample.name == "catenary_cache_loans_failed_total":
+                    failed += sample.value
+    for way, nbytes in sorted(ways.items()):
+        there.here.row(f"moves by kv: caches by way of {way}", nbytes / 1e6, "MB")
+    there.here.row("moves by kv: loans that failed", failed)
 
 
 async def _kill(there: World, expected: list[Answer]) -> None:

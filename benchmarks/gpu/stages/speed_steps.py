@@ -23,6 +23,7 @@ from benchmarks.gpu.models.models import (
     weight_bytes,
 )
 from benchmarks.gpu.stage import Context
+from benchmarks.gpu.stages.lending import time_lending
 from catenary_agent.decoders.base import CacheLayout, StepItem, Want, set_layout
 from catenary_agent.decoders.torch.torch_skeleton import skeleton
 from catenary_agent.generation.context import CacheLimits
@@ -257,6 +258,7 @@ def caches(here: Context) -> None:
         )
         here.row(f"cache of {length} tokens in", rows.nbytes / back.wall_s / GIGA, "GB/s")
         _time_move(here, executor, span, rows)
+    time_lending(here, executor, span, rows)
 
 
 def _time_move(here: Context, executor: Any, span: CacheSpan, rows: np.ndarray) -> None:

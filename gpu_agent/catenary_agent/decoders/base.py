@@ -26,6 +26,7 @@ from catenary_services.errors import InvalidInput
 
 if TYPE_CHECKING:
     from catenary_agent.decoders.sampling.sampling import SessionSampler
+    from catenary_agent.kv.lending import CacheLending
     from catenary_services.domain.logprobs import TokenLogprobs
 
 Want = Literal["hidden", "token", "logits", "nothing"]
@@ -171,6 +172,11 @@ class DecoderExecutor(Protocol):
     """True if caches can be copied out and in; False for engines, whose sessions move by tokens."""
     adapters: frozenset[str]
     """The LoRA adapters with which sessions may generate."""
+
+    @property
+    def lending(self) -> CacheLending | None:
+        """The ability to pass caches in memory shared with other processes; None without it."""
+        ...
 
     @property
     def memory_bytes(self) -> int:

@@ -34,6 +34,10 @@ class CacheLimits:
     step_bytes: int = 32 << 20
     """The bytes copied out of caches, or into them, between two steps, in addition to what the step
     itself cached. This is how long one long session delays the others: some 15 ms on a CPU."""
+    lent_bytes: int = 32 << 20
+    """Size of the memory that is lent to an agent of this host, of which up to eight have some."""
+    least_lent_bytes: int = 1 << 18
+    """Smaller parts leave as frames, which come there in one way instead of there and back."""
     stall_timeout_ns: int = 30_000_000_000
     """A session that waits for caches is given up if none came for this long."""
     link_bytes: Mapping[str, int] | None = None
@@ -91,5 +95,7 @@ class GenerationContext:
     uplink: EmulatedLink | None = None
     steps: RunningSteps = field(default_factory=RunningSteps)
     """The steps that are being computed, for the watchdog."""
+    is_local: Callable[[str], bool] = lambda agent_id: False
+    """Returns True if another agent is on this host, as far as is known; any thread may ask."""
     validates: bool = False
     """Whether the generation loop checks all its invariants after every event and step."""

@@ -60,7 +60,11 @@ class GenerationMeter:
             metrics.handover_seconds.labels(model).observe(duration_ns * _NS)
         for cache in out.caches:
             model = cache.session.batcher.key.model.name
-            metrics.cache_bytes.labels(model).inc(cache.rows.nbytes)
+            metrics.cache_bytes.labels(model, "frames").inc(cache.rows.nbytes)
+        for piece in out.passed:
+            metrics.cache_bytes.labels(piece.model, piece.way).inc(piece.nbytes)
+        for way in out.loans_failed:
+            metrics.cache_loans_failed.labels(way).inc()
         for model, outcome in out.outcomes:
             metrics.generation_sessions_ended.labels(model, outcome).inc()
         for done in out.moved:

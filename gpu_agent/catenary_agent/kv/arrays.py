@@ -7,6 +7,8 @@ converts; to bfloat16 and float16 by rounding to nearest, ties to even.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,20 +20,40 @@ from catenary_services.errors import InvalidInput
 CacheArray = NDArray[Any]
 """An array of float32, float16, or uint16 with the bits of bfloat16."""
 
-_TYPES: dict[str, np.dtype[Any]] = {
+TYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype(np.float32),
     "FP16": np.dtype(np.float16),
     "BF16": np.dtype(np.uint16),
 }
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
-CACHE_DTYPES = frozenset(_NAMES)
+"""The dtypes by the names of datatypes in headers of frames."""
+NAMES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in TYPES.items()}
+CACHE_DTYPES = frozenset(NAMES)
 """The dtypes of a `CacheArray`."""
 _QUIET_NAN = np.uint16(0x7FC0)
 
 
 def datatype_of(array: CacheArray) -> str:
     """Returns the name of an array's datatype in a frame's header."""
-    return _NAMES[array.dtype]
+    return NAMES[array.dtype]
+
+
+def bytes_of(datatype: str, span: CacheSpan, row: tuple[int, int]) -> int:
+    """Returns the size of the array of a part.
+
+    Args:
+        datatype: The datatype in the frame's header.
+        span: The blocks and tokens in the frame's header.
+        row: Number of key-value heads, and head size of the model.
+
+    Raises:
+        InvalidInput: The datatype is unknown, or the part is empty.
+    """
+    dtype = TYPES.get(datatype)
+    if dtype is None:
+        raise InvalidInput("cache.datatype", f"{datatype!r} is none of {', '.join(TYPES)}")
+    if span.blocks < 1 or span.tokens < 1:
+        raise InvalidInput("cache", f"{span} is empty")
+    return dtype.itemsize * math.prod((span.blocks, 2, span.tokens, *row))
 
 
 def array_of_payload(
@@ -48,16 +70,11 @@ def array_of_payload(
     Raises:
         InvalidInput: The datatype is unknown, or the payload has another size.
     """
-    dtype = _TYPES.get(datatype)
-    if dtype is None:
-        raise InvalidInput("cache.datatype", f"{datatype!r} is none of {', '.join(_TYPES)}")
-    if span.blocks < 1 or span.tokens < 1:
-        raise InvalidInput("cache", f"{span} is empty")
-    shape = (span.blocks, 2, span.tokens, *row)
-    wanted = dtype.itemsize * int(np.prod(shape))
+    wanted = bytes_of(datatype, span, row)
     if len(payload) != wanted:
         raise InvalidInput("payload", f"{len(payload)} bytes; {span} as {datatype} are {wanted}")
-    return np.frombuffer(payload, dtype).reshape(shape)
+    shape = (span.blocks, 2, span.tokens, *row)
+    return np.frombuffer(payload, TYPES[datatype]).reshape(shape)
 
 
 def to_float32(array: CacheArray) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from catenary_agent.kv.span import CacheSpan, pieces
 
@@ -80,6 +81,14 @@ class CacheSendProgress:
             run.append(self._pieces.popleft())
             nbytes += _rows(run[-1]) * row_bytes
         return run
+
+    def take_back(self, spans: Sequence[CacheSpan]) -> None:
+        """Returns parts that were taken last and did not arrive, unless nothing is sent any more.
+
+        They come first when further ones are taken.
+        """
+        if not self._stopped:
+            self._pieces.extendleft(reversed(spans))
 
     def stop(self) -> None:
         """Drops everything that was not sent, and ignores what is cached later."""

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Literal
 
+from catenary_lab.pools.alpa_serve import plan_alpa_serve
 from catenary_lab.pools.baselines import plan_dart_r, plan_without_partitioning
 from catenary_lab.pools.problems import with_batch_building
 from catenary_scheduler.planning.pooled import plan_pools
@@ -13,7 +14,7 @@ from catenary_scheduler.planning.pooled.dataset import DEFAULT_MAX_PARTITIONS
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import InvalidInput, PlanInfeasible
 
-Planner = Literal["catenary", "reference", "np", "dart-r"]
+Planner = Literal["catenary", "reference", "np", "dart-r", "alpaserve"]
 
 
 def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
@@ -29,6 +30,8 @@ def make(problem: PoolingProblem, planner: Planner) -> PooledPlan:
             return plan_without_partitioning(problem, clock=time.perf_counter)
         case "dart-r":
             return plan_dart_r(problem, clock=time.perf_counter)
+        case "alpaserve":
+            return plan_alpa_serve(problem, clock=time.perf_counter)
         case "reference":
             raise InvalidInput("planner", "the reference's plans are those of the data set")
 

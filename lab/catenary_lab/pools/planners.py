@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from catenary_lab.pools.alpa_serve import plan_alpa_serve
 from catenary_lab.pools.baselines import plan_dart_r, plan_without_partitioning
 from catenary_lab.pools.reference import reference_plan
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset
@@ -21,6 +22,13 @@ def dart_r(
 ) -> PooledPlan:
     """Returns the plan of DART-r, which consists of pairs of GPUs."""
     return plan_dart_r(problem, clock=clock)
+
+
+def alpa_serve(
+    dataset: PlanningDataset, instance: str, problem: PoolingProblem, clock: Clock
+) -> PooledPlan:
+    """Returns AlpaServe's placement, in which models take turns on groups of GPUs."""
+    return plan_alpa_serve(problem, clock=clock)
 
 
 def recorded(

@@ -507,7 +507,16 @@ class MetricTable:
         "model outcome",
     )
     cache_bytes = counter(
-        "cache_bytes", "Bytes of key-value caches that left for other agents.", "model"
+        "cache_bytes",
+        "Bytes of key-value caches that left for other agents, by way: frames, or memory that was "
+        "lent to an agent of the same host (host, cuda).",
+        "model way",
+    )
+    cache_loans_failed = counter(
+        "cache_loans_failed",
+        "Memory lent to agents of the same host that they could not read, or did not return, by "
+        "its kind; caches leave as frames instead.",
+        "way",
     )
     handover_seconds = histogram(
         "handover_seconds",

@@ -152,6 +152,11 @@ class TransportHub:
         except TimeoutError as error:
             raise PartitionLost(f"{peer_id} does not answer within {timeout_s:g} s") from error
 
+    def is_local(self, peer_id: str) -> bool:
+        """Returns True if a peer is on this host, as the directory has it; any thread may ask."""
+        peer = self._peers.get(peer_id)
+        return peer is not None and any(each.host_id == host_id() for each in peer.addresses)
+
     def open_link(self, peer_id: str) -> Link | None:
         """Returns the link to a peer if one is open."""
         entry = self._links.get(peer_id)

@@ -129,3 +129,15 @@ def test_a_payload_is_read_where_it_lies_and_must_be_what_its_header_says():
         array_of_payload(payload, "FP64", span, (2, 4))
     with pytest.raises(InvalidInput, match="empty"):
         array_of_payload(payload[:0], "FP32", CacheSpan(3, 3, 0, 1), (2, 4))
+
+
+def test_parts_that_come_back_are_taken_again_before_all_others():
+    sending = CacheSendProgress(1, "b", 0, 4)
+    sending.extend(10)
+    first, second = sending.take(8, 40, 80), sending.take(8, 40, 80)
+    sending.take_back(second)
+    sending.take_back(first)
+    assert [*sending.take(8, 40, 80), *sending.take(8, 40, 80)] == [*first, *second]
+    sending.stop()
+    sending.take_back(first)
+    assert not sending.has_more

@@ -85,6 +85,12 @@ async def test_a_peer_on_another_host_is_not_reached_through_memory(open_hub: Op
     assert (await a.link_to("b", 5)).capabilities.transport == "tcp"
 
 
+async def test_peers_of_this_host_are_those_that_listen_on_it(open_hub: OpenHub) -> None:
+    a, b = await open_hub("a"), await open_hub("b")
+    a.update_directory([listed("b", b), listed("c", b, host_id="elsewhere")])
+    assert [each for each in ("b", "c", "unknown") if a.is_local(each)] == ["b"]
+
+
 async def test_an_unreachable_socket_falls_back_to_tcp(open_hub: OpenHub, tmp_path: Path) -> None:
     a, b = await open_hub("a"), await open_hub("b")
     next((tmp_path / "run").glob("b.*")).unlink()  # another container, say

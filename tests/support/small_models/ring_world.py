@@ -8,14 +8,17 @@ from collections import deque
 from catenary_agent.generation.context import CacheLimits, GenerationLimits
 from catenary_agent.generation.frames import intake
 from catenary_agent.generation.frames.cache_wire import CacheFrame
+from catenary_agent.generation.frames.loan_wire import LentFrame, LoanFrame
 from catenary_agent.generation.frames.move_wire import MoveFrame
 from catenary_agent.generation.frames.peers import Priority
 from catenary_agent.generation.frames.wire import StepFrame, frames_of
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.state.events import (
+    CacheLent,
     CacheOut,
     CachePushed,
     CloseOrdered,
+    LoanMessage,
     RowsPushed,
     SessionsBroken,
 )
@@ -24,6 +27,7 @@ from catenary_agent.generation.state.session import ArrivalTime
 from catenary_protos.catenary.v1 import frame_pb2, scheduler_pb2
 from catenary_services.errors import PartitionLost
 from tests.support.ring_harness import BLOCKS, TABLE, toy
+from tests.support.small_models.lent_caches import ToyLending
 
 SLOTS = 40
 _TICK_NS = 10_000
@@ -47,7 +51,9 @@ class Copied:
 class World:
     """Seven agents, a gateway and the wires between them; the test says what happens next."""
 
-    def __init__(self, chunk: int, period: int = 0, *, are_slow: bool = False) -> None:
+    def __init__(
+        self, chunk: int, period: int = 0, *, are_slow: bool = False, lends: bool = False
+    ) -> None:
         """Begins without sessions.
 
         Args:
@@ -55,6 +61,8 @@ class World:
             period: Number of tokens after which answers repeat themselves, so that guesses are
                 right; 0 if they do not.
             are_slow: Whether rows of prompts wait for every link, and all others overtake them.
+                Frames of caches have one token of one block then.
+            lends: Whether agents lend each other caches.
         """
         self.decoders = {
             "a": toy(0, 2, slots=SLOTS),
@@ -65,10 +73,15 @@ class World:
             "f": toy(1, BLOCKS, 3, slots=SLOTS),
             "g": toy(5, BLOCKS, slots=SLOTS),
         }
-        small = CacheLimits(
-            frame_bytes=2 * TABLE.cache_bytes_per_token, window_bytes=150, step_bytes=200
-        )
         link_bytes = dict.fromkeys(self.decoders, 1) if are_slow else None  # any row is long
+        small = CacheLimits(
+            frame_bytes=(4 if lends else 2) * TABLE.cache_bytes_per_token,
+            window_bytes=150,
+            step_bytes=200,
+            lent_bytes=32 * TABLE.cache_bytes_per_token if lends else 0,
+            least_lent_bytes=1 if lends else 1 << 60,
+            link_bytes=link_bytes,
+        )
         limits = GenerationLimits(chunk, 3, caches=small, link_bytes=link_bytes)
         self.skipped_ns = 0
         self._clock_ns = time.monotonic_ns()
@@ -83,8 +96,15 @@ class World:
                 0 if name == "e" else 1, last, slots=SLOTS
             )
             self.rings[name].add_batcher(PartitionBatcher(decoder))
+        self.memories: dict[bytes, bytearray] = {}
+        """Everything that was lent."""
         for decoder in self.decoders.values():
             decoder.period = period
+            if lends:
+                decoder.lending = ToyLending(decoder, self.memories)
+        for ring in self.rings.values():
+            ring.migrations.lender.is_local = lambda agent: lends
+        self.loans_failed = 0
         self.frames: list[Copied] = []
         self.wires: dict[Wire, deque[tuple[bytes, bytes, CacheOut | None]]] = {}
         self.tokens: dict[int, list[frame_pb2.SessionToken]] = {}
@@ -136,6 +156,12 @@ class World:
             events = intake.token_events(header, arrived, to, self.epoch)
         elif header.kind == frame_pb2.FRAME_KIND_SESSION_MOVE:
             events = [intake.move_said(header.move, arrived, to, (header.epoch, self.epoch))]
+        elif header.kind == frame_pb2.FRAME_KIND_CACHE_LOAN:
+            events = [LoanMessage(header.loan)]
+        elif header.cache.HasField("lent"):
+            cache = header.cache
+            part = intake.span_of(cache)
+            events = [CacheLent(cache.session_id, part, cache.datatype, cache.lent)]
         elif header.kind == frame_pb2.FRAME_KIND_SESSION_CACHE:
             self._pushed(wire[0], cache)
             self.frames.append(Copied(payload))
@@ -221,6 +247,11 @@ class World:
             made.fill(memoryview(payload))
             peer = cache.cache_send.peer
             self._put(agent, peer, made.header(self.epoch, agent), bytes(payload), cache)
+        for lent in out.lent:
+            self._put(agent, lent.peer, LentFrame(lent).header(self.epoch, agent), b"")
+        for loan in out.loans:
+            self._put(agent, loan.peer, LoanFrame(loan).header(self.epoch, agent), b"")
+        self.loans_failed += len(out.loans_failed)
         for frame in out.consumed:
             frame.release()
         self.consumed[agent] += out.consumed_bytes
@@ -257,6 +288,10 @@ class World:
         for name, decoder in self.decoders.items():
             assert decoder.sessions == 0, name
             assert decoder.free_block_slots == SLOTS
+        for ring in self.rings.values():
+            ring.migrations.close()
+        for decoder in self.decoders.values():
+            assert decoder.lending is None or not decoder.lending.owned
         for name, ring in self.rings.items():
             assert len(ring.sessions) == 0
             assert self.consumed[name] == self.arrived[name]

@@ -9,6 +9,7 @@ import numpy as np
 
 from catenary_agent.decoders.base import CacheLayout, StepItem
 from catenary_agent.kv.arrays import CACHE_DTYPES, CacheArray
+from catenary_agent.kv.lending import CacheLending
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS, DecoderTable
 from catenary_services.domain.ids import PartitionKey
@@ -90,13 +91,17 @@ class SlotBook:
 
     def check_import(self, session: int, span: CacheSpan, rows: CacheArray) -> None:
         """Raises InvalidInput unless the rows fit; see `DecoderExecutor.import_cache`."""
-        self._check_span(session, span)
-        if span.last_token > self.limits[session]:
-            raise InvalidInput("span", f"{span}; at most {self.limits[session]} are kept")
+        self.check_room(session, span)
         shape = (span.blocks, 2, span.tokens, self.table.key_value_heads, self.table.head_size)
         if rows.shape != shape or rows.dtype not in CACHE_DTYPES:
             found = f"{rows.dtype} {list(rows.shape)}"
             raise InvalidInput("rows", f"{found}; {span} have the shape {list(shape)}")
+
+    def check_room(self, session: int, span: CacheSpan) -> None:
+        """Raises InvalidInput unless there is room for the rows of a span."""
+        self._check_span(session, span)
+        if span.last_token > self.limits[session]:
+            raise InvalidInput("span", f"{span}; at most {self.limits[session]} are kept")
 
     def imported(self, session: int, span: CacheSpan) -> None:
         """Counts rows that were imported as cached."""
@@ -172,6 +177,10 @@ class BookedDecoder:
     @property
     def free_block_slots(self) -> int:
         return self._book.free
+
+    @property
+    def lending(self) -> CacheLending | None:
+        return None
 
     @property
     def sessions(self) -> int:

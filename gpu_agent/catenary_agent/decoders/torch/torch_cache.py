@@ -7,6 +7,7 @@ tokens as it has rows, however long sessions are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from catenary_agent.decoders.cache.extents import Extent, ExtentMove, ExtentTable
+from catenary_agent.decoders.transfers.lent_memory import wait_for
 from catenary_agent.decoders.transfers.pinned import host_memory
-from catenary_agent.kv.arrays import CacheArray
+from catenary_agent.kv.arrays import NAMES, TYPES, CacheArray
 from catenary_agent.kv.span import CacheSpan, pieces
 from catenary_services.errors import Overloaded
 
@@ -218,6 +220,46 @@ class CachePool:
             arrived = staging.to(self.shape.device).view(_TYPES[rows.dtype]).view(piece.shape)
             self._part(cache, part, first_block).copy_(arrived)
 
+    def lend(
+        self, cache: SessionCache, span: CacheSpan, first_block: int, memory: torch.Tensor
+    ) -> str:
+        """Copies a part of a session's cache to the beginning of memory of the same device.
+
+        Args:
+            cache: The session's rows.
+            span: The blocks and tokens to copy.
+            first_block: The first block of the partition.
+            memory: Bytes, at least as many as the part has.
+
+        Returns:
+            The name of its datatype.
+        """
+        target = _rows_in(memory, span, self.shape, self.shape.dtype)
+        target.copy_(self._part(cache, span, first_block))
+        wait_for(self.shape.device)
+        return NAMES[_HOST_TYPES[self.shape.dtype]]
+
+    def borrow(
+        self,
+        cache: SessionCache,
+        span: CacheSpan,
+        first_block: int,
+        memory: torch.Tensor,
+        datatype: str,
+    ) -> None:
+        """Overwrites a part of a session's cache with what `lend` of any pool has copied.
+
+        Args:
+            cache: The session's rows, which `grow` has given it.
+            span: The blocks and tokens to overwrite.
+            first_block: The first block of the partition.
+            memory: Bytes of this or another device, at least as many as the part has.
+            datatype: What `lend` returned.
+        """
+        rows = _rows_in(memory, span, self.shape, _TYPES[TYPES[datatype]])
+        self._part(cache, span, first_block).copy_(rows)
+        wait_for(self.shape.device)
+
     def _read(self, cache: SessionCache, span: CacheSpan, first_block: int) -> CacheArray:
         host = gathered = self._part(cache, span, first_block).contiguous()
         if gathered.device.type != "cpu":
@@ -294,6 +336,15 @@ class CachePool:
         """Returns a view of lines: [2, lines, length, heads, head size]."""
         row = (self.shape.heads, self.shape.head_size)
         return self._rows[:, first : first + lines * length].view(2, lines, length, *row)
+
+
+def _rows_in(
+    memory: torch.Tensor, span: CacheSpan, shape: TokenCacheShape, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns the beginning of some bytes as keys and values of a span."""
+    size = (span.blocks, 2, span.tokens, shape.heads, shape.head_size)
+    nbytes = math.prod(size) * dtype.itemsize
+    return memory[:nbytes].view(dtype).view(size)
 
 
 def _part_of(rows: CacheArray, whole: CacheSpan, part: CacheSpan) -> CacheArray:

@@ -39,9 +39,11 @@ from catenary_agent.decoders.torch.torch_weights import (
     runtime_of,
     torch_device,
 )
+from catenary_agent.decoders.transfers.lent_memory import memory_of
 from catenary_agent.devices.device_errors import let_go
 from catenary_agent.executors.device import Device
-from catenary_agent.kv.arrays import CacheArray
+from catenary_agent.kv.arrays import CacheArray, bytes_of
+from catenary_agent.kv.lending import CacheLending, LentMemory, MemorySource
 from catenary_agent.kv.span import CacheSpan
 from catenary_services.domain.decoder import GPU_CHUNK_TOKENS, form_of
 from catenary_services.domain.ids import PartitionKey
@@ -87,6 +89,7 @@ class TorchDecoder(BookedDecoder):
         self._check_layout(layout)
         self._device = torch_device(device)
         self.caches_on_host = self._device.type == "cpu"
+        self._memory = memory_of(self._device)
         self._layers = key.last_block - key.first_block
         self._caches: dict[int, SessionCache] = {}
         self._chunk_tokens = chunk_tokens
@@ -172,6 +175,34 @@ class TorchDecoder(BookedDecoder):
             cache = self._caches[session]
             self._pool.grow(cache, span.last_token)
             self._pool.write_part(cache, span, self.key.first_block, rows)
+        self._book.imported(session, span)
+
+    @property
+    def lending(self) -> CacheLending:
+        return self
+
+    @property
+    def memory(self) -> MemorySource:
+        """The memory of the device that has the caches; see `CacheLending`."""
+        return self._memory
+
+    def lend_cache(self, session: int, span: CacheSpan, target: LentMemory) -> str:
+        """Writes a part of a cache to lent memory; see `CacheLending.lend_cache`."""
+        self._book.check_export(session, span)
+        with self._on_stream():
+            first_block = self.key.first_block
+            return self._pool.lend(self._caches[session], span, first_block, target.tensor)
+
+    def borrow_cache(
+        self, session: int, span: CacheSpan, datatype: str, source: LentMemory
+    ) -> None:
+        """Reads a part of a cache from lent memory; see `CacheLending.borrow_cache`."""
+        self._book.check_room(session, span)
+        bytes_of(datatype, span, (self.table.key_value_heads, self.table.head_size))
+        with self._on_stream():
+            cache, first_block = self._caches[session], self.key.first_block
+            self._pool.grow(cache, span.last_token)
+            self._pool.borrow(cache, span, first_block, source.tensor, datatype)
         self._book.imported(session, span)
 
     def prepare_layout(self, layout: CacheLayout) -> CacheLayout:

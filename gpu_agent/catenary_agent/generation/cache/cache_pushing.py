@@ -4,7 +4,7 @@ The rows that a step has cached are exported between two steps and sent in frame
 travel while more is computed, and little is left to send when a session stops here. At most a
 window of copied bytes waits for each peer; all other rows stay in their slots. A session holds its
 slots until nothing more is computed and all its frames have left. Where both sessions are on this
-agent, rows are copied from slot to slot.
+agent, rows are copied from slot to slot; agents of one host are lent them (`cache_lending`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from catenary_agent.generation.cache.cache_lending import PieceEnd
 from catenary_agent.generation.state.events import CacheOut
 from catenary_agent.generation.state.incidents import incident
 from catenary_agent.generation.state.states import CLOSED, LEAVING
@@ -21,6 +22,7 @@ from catenary_agent.kv import CacheSendProgress
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from catenary_agent.generation.cache.cache_lending import CacheLender, Piece
     from catenary_agent.generation.context import CacheLimits
     from catenary_agent.generation.state.events import CachePushed
     from catenary_agent.generation.state.session import Session
@@ -72,10 +74,16 @@ class CachePusher:
     """
 
     def __init__(
-        self, sessions: SessionTable, limits: CacheLimits, take: Take, failed: Failed
+        self,
+        sessions: SessionTable,
+        limits: CacheLimits,
+        lender: CacheLender,
+        take: Take,
+        failed: Failed,
     ) -> None:
         self._sessions = sessions
         self._limits = limits
+        self._lender = lender
         self._take = take
         self._failed = failed
         self.lines: dict[str, _Line] = {}
@@ -107,8 +115,10 @@ class CachePusher:
     @property
     def is_waiting(self) -> bool:
         """True if `renew` would export something."""
-        window = self._limits.window_bytes
-        return any(line.queue and line.nbytes < window for line in self.lines.values())
+        return any(
+            line.queue and line.nbytes < self._window(peer) and not line.is_lent
+            for peer, line in self.lines.items()
+        )
 
     def on_pushed(self, event: CachePushed) -> None:
         """Makes room in the window of a peer after a frame has left, and exports what fits."""
@@ -118,6 +128,20 @@ class CachePusher:
         cache.cache_send.unsettled -= 1
         self.end_if_done(cache.session)
         self._pump(cache.cache_send.peer, line)
+
+    def on_piece_ended(self, piece: Piece, end: PieceEnd) -> None:
+        """Goes on after a piece was read, or sends its rows otherwise if it could not be."""
+        session, cache_send = piece.session, piece.cache_send
+        line = self.lines[cache_send.peer]
+        line.is_lent = False
+        cache_send.unsettled -= 1
+        is_listed = cache_send.has_more
+        if end is PieceEnd.REJECTED:
+            cache_send.take_back(piece.spans)
+        if not is_listed:
+            self._list(session, cache_send)
+        self.end_if_done(session)
+        self._pump(cache_send.peer, line)
 
     def end_if_done(self, session: Session) -> None:
         """Frees the slots of a session that has nothing left to do here."""
@@ -135,24 +159,50 @@ class CachePusher:
 
     def _pump(self, peer: str, line: _Line) -> None:
         """Exports queued rows in order, as far as the peer's window and the step's bytes allow."""
-        window = self._limits.window_bytes
-        while line.queue and line.nbytes < window and self._left_bytes > 0:
+        while self._can_export(peer, line):
             session, cache_send = line.queue[0]
             if session.state is not CLOSED and cache_send.has_more:
                 self._export(session, cache_send, line)
             if session.state is CLOSED or not cache_send.has_more:
                 line.queue.popleft()
                 self.end_if_done(session)
-        if not line.queue and not line.nbytes:
+        if not line.queue and not line.nbytes and not line.is_lent:
             self.lines.pop(peer, None)
+
+    def _can_export(self, peer: str, line: _Line) -> bool:
+        has_room = line.nbytes < self._window(peer) and self._left_bytes > 0
+        return bool(line.queue) and has_room and not line.is_lent
+
+    def _window(self, peer: str) -> int:
+        """Returns the most bytes that may wait for a peer: a frame until it answers an offer."""
+        is_asked = self._lender.is_asked(peer)
+        return self._limits.frame_bytes if is_asked else self._limits.window_bytes
 
     def _export(self, session: Session, cache_send: CacheSendProgress, line: _Line) -> None:
         """Exports the next frames together, as many as could be exported one after the other."""
         executor, limits = session.batcher.executor, self._limits
-        room = min(limits.export_bytes, limits.window_bytes - line.nbytes, self._left_bytes)
-        row_bytes = executor.sizes.cache_bytes_per_token
-        spans = cache_send.take(row_bytes, limits.frame_bytes_to(cache_send.peer), room)
+        row_bytes, peer = executor.sizes.cache_bytes_per_token, cache_send.peer
+        blocks = cache_send.last_block - cache_send.first_block
+        if cache_send.introduced and session.cached * blocks * row_bytes >= limits.least_lent_bytes:
+            self._lender.offer(peer, cache_send.session_id, executor.lending)
+        # The first frame of a session opens it at the peer, which lent memory cannot.
+        lent_bytes = self._lender.room_for(peer, executor.lending) if cache_send.introduced else 0
+        room = min(limits.export_bytes, self._window(peer) - line.nbytes, self._left_bytes)
+        if lent_bytes:  # the last part of a run may take it beyond its size
+            room = min(lent_bytes - limits.frame_bytes, self._left_bytes)
+        frame_bytes = limits.frame_bytes_to(peer)
+        if lent_bytes or self._lender.is_asked(peer):  # it is on this host, where no link is slow
+            frame_bytes = limits.frame_bytes
+        spans = cache_send.take(row_bytes, frame_bytes, room)
         whole = replace(spans[0], last_block=spans[-1].last_block)
+        nbytes = whole.blocks * whole.tokens * row_bytes
+        if limits.least_lent_bytes <= nbytes <= lent_bytes and self._lender.lend(
+            session, cache_send, spans, whole, nbytes
+        ):
+            self._left_bytes -= nbytes
+            cache_send.unsettled += 1
+            line.is_lent = True
+            return
         try:
             rows = executor.export_cache(session.spec.session_id, whole)
         except Exception:
@@ -185,10 +235,14 @@ class CachePusher:
 
 
 class _Line:
-    """The exports queued for one peer, and the bytes exported to it that have not left yet."""
+    """The exports queued for one peer, and the bytes exported to it that have not left yet.
 
-    __slots__ = ("nbytes", "queue")
+    Nothing is exported while a piece is lent to the peer: it may come back, and go first.
+    """
+
+    __slots__ = ("is_lent", "nbytes", "queue")
 
     def __init__(self) -> None:
         self.queue: deque[tuple[Session, CacheSendProgress]] = deque()
         self.nbytes = 0
+        self.is_lent = False

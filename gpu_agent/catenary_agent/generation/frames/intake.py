@@ -166,10 +166,14 @@ def cache_events(
     events: list[Event] = []
     if cache.HasField("opening"):
         events.append(_opened(header, cache, arrived, agent_id, epoch))
-    span = CacheSpan(cache.first_block, cache.last_block, cache.first_token, cache.last_token)
     nbytes = len(frame.payload)
-    events.append(CacheArrived(cache.session_id, span, cache.datatype, frame, nbytes))
+    events.append(CacheArrived(cache.session_id, span_of(cache), cache.datatype, frame, nbytes))
     return events
+
+
+def span_of(cache: frame_pb2.SessionCache) -> CacheSpan:
+    """Returns the blocks and tokens of a part of a session's caches."""
+    return CacheSpan(cache.first_block, cache.last_block, cache.first_token, cache.last_token)
 
 
 def move_said(

@@ -57,6 +57,24 @@ class FrameFilter:
                 return False
         return True
 
+    def admits_cache(self, cache: frame_pb2.SessionCache, name: str) -> bool:
+        """Returns True if a peer may send a part of a session's caches, or lend it as its own."""
+        is_own = not cache.HasField("lent") or cache.lent.agent_id == name
+        return is_own and self.admits((cache,), name)
+
+    def admits_loan(self, loan: frame_pb2.CacheLoan, name: str) -> bool:
+        """Returns True if a peer may say this of lent memory.
+
+        Memory is offered by members of a session that is here. What others may answer is known to
+        those who lend.
+        """
+        if loan.agent_id != name:
+            return False
+        if loan.step != frame_pb2.CacheLoan.STEP_OFFER:
+            return True
+        movers = self._moves.get(loan.session_id, frozenset())
+        return movers is None or name in movers | self._of.get(loan.session_id, frozenset())
+
     def admits_move(self, move: frame_pb2.SessionMove, name: str) -> bool:
         """Returns True if a peer may take this step of a move, and notes who else may speak."""
         if move.agent_id and move.agent_id != name:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from catenary_agent.generation.frames import intake
-from catenary_agent.generation.state.events import SessionsBroken
+from catenary_agent.generation.state.events import CacheLent, LoanMessage, SessionsBroken
 from catenary_protos.catenary.v1 import frame_pb2
 from catenary_protos.catenary.v1.frame_pb2 import FrameHeader
 from catenary_services.errors import CatenaryError
@@ -50,7 +50,10 @@ class FrameReceiver:
                 lambda header, peer: members.admits(header.session_tokens, peer), self._tokens
             ),
             frame_pb2.FRAME_KIND_SESSION_CACHE: FrameKind(
-                lambda header, peer: members.admits((header.cache,), peer), self._cache
+                lambda header, peer: members.admits_cache(header.cache, peer), self._cache
+            ),
+            frame_pb2.FRAME_KIND_CACHE_LOAN: FrameKind(
+                lambda header, peer: members.admits_loan(header.loan, peer), self._loan
             ),
             frame_pb2.FRAME_KIND_SESSION_MOVE: FrameKind(
                 lambda header, peer: members.admits_move(header.move, peer), self._move
@@ -82,7 +85,18 @@ class FrameReceiver:
         frame.release()
         return (intake.move_said(header.move, arrived, self._agent_id, (header.epoch, epoch)),)
 
+    def _loan(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
+        frame.release()
+        return (LoanMessage(header.loan),)
+
+    def _lent(self, header: FrameHeader, frame: ReceivedFrame) -> Sequence[Event]:
+        frame.release()
+        cache = header.cache
+        return (CacheLent(cache.session_id, intake.span_of(cache), cache.datatype, cache.lent),)
+
     def _cache(self, header: FrameHeader, frame: ReceivedFrame, epoch: int) -> Sequence[Event]:
+        if header.cache.HasField("lent"):
+            return self._lent(header, frame)
         arrived = intake.arrival(header, frame)
         try:
             self._held.claim(len(frame.payload))

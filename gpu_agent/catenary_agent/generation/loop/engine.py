@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from catenary_agent.generation.context import GenerationContext, GenerationLimits
 from catenary_agent.generation.frames.cache_wire import CacheFrame
+from catenary_agent.generation.frames.loan_wire import LentFrame, LoanFrame
 from catenary_agent.generation.frames.members import FrameFilter
 from catenary_agent.generation.frames.move_wire import MoveFrame
 from catenary_agent.generation.frames.peers import PeerSender
@@ -92,6 +93,8 @@ class GenerationEngine:
             context.steps,
             validates=context.validates,
         )
+        if context.uplink is None:  # caches in lent memory would pass by an emulated link
+            self._generation_loop.migrations.lender.is_local = context.is_local
         self._thread = GenerationLoopThread(self._generation_loop, time.monotonic_ns, self._flush)
         self._openings: dict[int, frame_pb2.SessionOpening] = {}
         self.refused_frames = 0
@@ -278,6 +281,12 @@ class GenerationEngine:
             self._peers.send(move.peer, MoveFrame(move))
         for cache in out.caches:
             self._peers.send(cache.cache_send.peer, CacheFrame(cache, self._pushed))
+        for lent in out.lent:
+            self._peers.send(lent.peer, LentFrame(lent))
+        for loan in out.loans:
+            self._peers.send(loan.peer, LoanFrame(loan))
+        for piece in out.passed:
+            self._sent.add(piece.peer, piece.nbytes, piece.taken_ns)
         for message in out.messages:
             self._around.tell(message)
         # The tasks that send the frames were scheduled before, so the frames leave first.

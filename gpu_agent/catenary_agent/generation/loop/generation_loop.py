@@ -19,12 +19,14 @@ from catenary_agent.generation.loop.step_runner import StepRunner
 from catenary_agent.generation.migration.migrations import Migrations
 from catenary_agent.generation.state.events import (
     CacheArrived,
+    CacheLent,
     CachePushed,
     CloseOrdered,
     EngineAnswered,
     EpochRaised,
     Event,
     GrammarCompiled,
+    LoanMessage,
     LoopCall,
     LoopOutput,
     MoveMessage,
@@ -92,6 +94,8 @@ class GenerationLoop:
             PrefixConfirmed: self.prefixes.on_confirmed,
             CloseOrdered: self.migrations.on_close_ordered,
             CacheArrived: self.migrations.waiting.on_cache,
+            CacheLent: self.migrations.waiting.on_cache,
+            LoanMessage: self.migrations.on_loan,
             CachePushed: self.migrations.on_pushed,
             MoveMessage: self.migrations.on_said,
             EpochRaised: self.migrations.on_epoch,
@@ -134,6 +138,7 @@ class GenerationLoop:
     def close(self) -> None:
         """Closes every session and executor without sending anything."""
         self.sessions.close()
+        self.migrations.close()
 
     def handle(self, event: Event) -> None:
         """Handles one event."""

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from catenary_agent.generation.cache.cache_borrowing import CacheBorrower
+from catenary_agent.generation.cache.cache_lending import CacheLender
 from catenary_agent.generation.cache.cache_pushing import CachePusher
 from catenary_agent.generation.cache.cache_waiting import PendingCaches
 from catenary_agent.generation.cache.shared_prompts import SharedPrompts
@@ -23,17 +25,21 @@ from catenary_agent.generation.state.states import LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 
 if TYPE_CHECKING:
+    from catenary_agent.generation.cache.cache_lending import Piece, PieceEnd
     from catenary_agent.generation.context import CacheLimits
     from catenary_agent.generation.state.events import (
         CachePushed,
         CloseOrdered,
         EpochRaised,
+        LoanMessage,
         MoveMessage,
     )
     from catenary_agent.generation.state.session import Session
     from catenary_agent.generation.state.sessions import SessionTable
     from catenary_services.domain.ids import Nanoseconds
     from catenary_services.errors import CatenaryError
+
+    _Timed = PendingCaches | MigrationTarget | MigrationSource | CacheLender | CacheBorrower
 
 _Step = frame_pb2.SessionMove
 
@@ -50,9 +56,11 @@ class Migrations:
         """Steps of moves that this agent has sent to itself."""
         self.ignored = 0
         """Number of steps of moves that came late, twice or for no session."""
-        self.waiting = PendingCaches(sessions, limits, clock, self._came)
+        self.borrower = CacheBorrower(sessions, limits, clock)
+        self.lender = CacheLender(sessions, limits, clock)
+        self.waiting = PendingCaches(sessions, limits, clock, self._came, self.borrower)
         self.shared = SharedPrompts(sessions, self.waiting)
-        self.pushing = CachePusher(sessions, limits, self.waiting.take, self._unread)
+        self.pushing = CachePusher(sessions, limits, self.lender, self.waiting.take, self._unread)
         stall_timeout_ns = limits.stall_timeout_ns
         self._arrivals = MigrationTarget(sessions, self.waiting, stall_timeout_ns, clock, self._say)
         self._sending = MigrationSender(sessions, self.pushing, stall_timeout_ns, clock, self._say)
@@ -65,11 +73,19 @@ class Migrations:
             _Step.STEP_GIVE_UP: self._on_give_up,
         }
         sessions.on_closed = self._closed
+        self.lender.ended = self._piece_ended
 
     def on_said(self, said: MoveMessage) -> None:
         """Handles a step of a move that the gateway or another agent sent."""
         # A step that this release does not know ends the move.
         self.ignored += not self._handlers.get(said.move.step, self._on_give_up)(said)
+
+    def on_loan(self, message: LoanMessage) -> None:
+        """Handles what another agent of this host said of lent memory."""
+        if message.loan.step == frame_pb2.CacheLoan.STEP_OFFER:
+            self.borrower.on_offer(message)
+            return
+        self.ignored += not self.lender.on_said(message)
 
     def go_on(self, session: Session) -> None:
         """Continues a session whose newest token is known and of which no rows are in transit.
@@ -81,9 +97,11 @@ class Migrations:
 
     def broken(self, session_id: int, error: CatenaryError, blamed: str) -> bool:
         """Handles frames of a move that could not be sent; False if no move here has that id."""
-        return self._leading.broken(session_id, error, blamed) or self._sending.broken(
+        is_move = self._leading.broken(session_id, error, blamed) or self._sending.broken(
             session_id, error, blamed
         )
+        self.lender.lost(blamed)
+        return is_move
 
     def on_close_ordered(self, event: CloseOrdered) -> None:
         """Closes sessions; those whose caches are being sent close after their last rows left."""
@@ -150,6 +168,13 @@ class Migrations:
         self._arrivals.validate()
         self._sending.validate()
         self._leading.validate()
+        self.lender.validate()
+        self.borrower.validate()
+
+    def close(self) -> None:
+        """Gives back all memory that was lent or borrowed."""
+        self.lender.close()
+        self.borrower.close()
 
     def expire(self, now: Nanoseconds) -> None:
         """Gives up sessions and moves that made no progress within the stall timeout."""
@@ -163,9 +188,9 @@ class Migrations:
         moments = [part.stall_timer.next_wakeup_ns() for part in self._timed()]
         return min((each for each in moments if each is not None), default=None)
 
-    def _timed(self) -> list[PendingCaches | MigrationTarget | MigrationSource]:
+    def _timed(self) -> list[_Timed]:
         """Returns the parts in which a stall timeout runs: mostly none, and this is asked often."""
-        parts = (self.waiting, self._arrivals, self._leading)
+        parts = (self.waiting, self._arrivals, self._leading, self.lender, self.borrower)
         return [part for part in parts if part.stall_timer.since]
 
     def _on_begin(self, said: MoveMessage) -> bool:
@@ -196,6 +221,10 @@ class Migrations:
 
     def _came(self, session: Session) -> None:
         self._arrivals.advanced(session)
+
+    def _piece_ended(self, piece: Piece, end: PieceEnd) -> None:
+        self._leading.pushed(piece.cache_send.session_id)
+        self.pushing.on_piece_ended(piece, end)
 
     def _unread(self, session: Session, session_id: int, error: CatenaryError) -> None:
         if not self.broken(session_id, error, self._sessions.agent_id):

@@ -89,6 +89,28 @@ class CacheArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheLent:
+    """A part of a session's caches lies in memory that an agent of this host has lent."""
+
+    session_id: int
+    span: CacheSpan
+    datatype: str
+    piece: frame_pb2.LentPiece
+
+    @property
+    def nbytes(self) -> int:
+        """The size that its sender gave, which was not checked."""
+        return self.piece.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoanMessage:
+    """An agent of this host said something of memory that one of both has lent."""
+
+    loan: frame_pb2.CacheLoan
+
+
+@dataclass(frozen=True, slots=True)
 class CachePushed:
     """A part of a session's caches has left for a peer, or was given up."""
 
@@ -170,6 +192,8 @@ Event = (
     | PrefixConfirmed
     | TokenArrived
     | CacheArrived
+    | CacheLent
+    | LoanMessage
     | CachePushed
     | RowsPushed
     | MoveMessage
@@ -256,6 +280,39 @@ class CacheOut:
     sessions."""
 
 
+@dataclass(frozen=True, slots=True)
+class LentOut:
+    """A part of a session's caches in lent memory, of which the borrower is to be told."""
+
+    peer: str
+    session_id: int
+    """The id of the session at the borrower."""
+    span: CacheSpan
+    datatype: str
+    piece: frame_pb2.LentPiece
+
+
+@dataclass(frozen=True, slots=True)
+class LoanOut:
+    """A message about lent memory, for an agent of this host."""
+
+    peer: str
+    loan: frame_pb2.CacheLoan
+
+
+@dataclass(frozen=True, slots=True)
+class PieceDone:
+    """The record of a part of caches that a peer has read in lent memory."""
+
+    model: str
+    peer: str
+    way: str
+    """The kind of memory."""
+    nbytes: int
+    taken_ns: int
+    """The time from the beginning of its writing until the peer's answer."""
+
+
 @dataclass(slots=True)
 class MoveOut:
     """A step of a live migration, to be sent to another agent."""
@@ -295,6 +352,11 @@ class LoopOutput:
     prefixes: list[PrefixOut] = field(default_factory=list)
     prompt_scores: list[PromptScoresOut] = field(default_factory=list)
     caches: list[CacheOut] = field(default_factory=list)
+    lent: list[LentOut] = field(default_factory=list)
+    loans: list[LoanOut] = field(default_factory=list)
+    passed: list[PieceDone] = field(default_factory=list)
+    loans_failed: list[str] = field(default_factory=list)
+    """The kind of memory of each loan that failed."""
     moves: list[MoveOut] = field(default_factory=list)
     messages: list[OutgoingMessage] = field(default_factory=list)
     """Messages to the scheduler."""
@@ -332,4 +394,5 @@ class LoopOutput:
         told = self.messages or self.prompt_scores or self.prefixes
         inward = self.gone or self.opened or self.steps or self.consumed
         counted = self.handed_over or self.taken_over or self.moved or self.moves_failed
-        return bool(sent or told or inward or counted) or self.consumed_bytes > 0
+        lent = self.lent or self.loans or self.passed or self.loans_failed
+        return bool(sent or told or inward or counted or lent) or self.consumed_bytes > 0

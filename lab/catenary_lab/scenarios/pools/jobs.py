@@ -195,4 +195,14 @@ def planned(plan: Plan) -> tuple[PoolingProblem, PooledPlan]:
 
 @lru_cache(maxsize=64)
 def _setting(plan: Plan) -> SimulationSetup:
-    return set_up(*planned(plan))
+    setting = set_up(*planned(plan))
+    return with_equal_rights(setting) if plan.planner == "alpaserve" else setting
+
+
+def with_equal_rights(setting: SimulationSetup) -> SimulationSetup:
+    """Returns a setup in which models that share pools have the same right to them."""
+    models = tuple(
+        replace(model, pipelines=tuple(replace(each, is_shared=False) for each in model.pipelines))
+        for model in setting.plan.models
+    )
+    return replace(setting, plan=replace(setting.plan, models=models))

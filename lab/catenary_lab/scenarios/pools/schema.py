@@ -22,7 +22,7 @@ class Policy(Closed):
     """A curve of the report: its planner and its dispatcher."""
 
     label: str = Field(min_length=1, description="Name in tables and plots.")
-    planner: Literal["catenary", "reference", "np", "dart-r"] = Field(
+    planner: Literal["catenary", "reference", "np", "dart-r", "alpaserve"] = Field(
         "catenary", description="Whose plan; `reference` is the one of the paper's artifact."
     )
     dispatch: Literal["reservation", "reactive"] = Field(

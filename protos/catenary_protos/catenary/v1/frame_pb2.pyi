@@ -50,6 +50,8 @@ class _FrameKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameKind.V
     """An agent measures the link to another: the payload is only there to take its time."""
     FRAME_KIND_ECHO_ANSWER: _FrameKind.ValueType  # 11
     """The answer to it, without a payload."""
+    FRAME_KIND_CACHE_LOAN: _FrameKind.ValueType  # 12
+    """No tensors: agents of one host lend each other the memory in which caches pass; see `loan`."""
 
 class FrameKind(_FrameKind, metaclass=_FrameKindEnumTypeWrapper): ...
 
@@ -76,6 +78,8 @@ FRAME_KIND_ECHO_REQUEST: FrameKind.ValueType  # 10
 """An agent measures the link to another: the payload is only there to take its time."""
 FRAME_KIND_ECHO_ANSWER: FrameKind.ValueType  # 11
 """The answer to it, without a payload."""
+FRAME_KIND_CACHE_LOAN: FrameKind.ValueType  # 12
+"""No tensors: agents of one host lend each other the memory in which caches pass; see `loan`."""
 Global___FrameKind: _TypeAlias = FrameKind  # noqa: Y015
 
 @_typing.final
@@ -142,6 +146,7 @@ class FrameHeader(_message.Message):
     ECHO_ANSWER_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     ROWS_DATATYPE_FIELD_NUMBER: _builtins.int
+    LOAN_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
     epoch: _builtins.int
     """Fencing epoch of the scheduler that made the reservation."""
@@ -212,6 +217,10 @@ class FrameHeader(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionPromptLogprobs]:
         """FRAME_KIND_SESSION_TOKENS, to a gateway."""
 
+    @_builtins.property
+    def loan(self) -> Global___CacheLoan:
+        """FRAME_KIND_CACHE_LOAN."""
+
     def __init__(
         self,
         *,
@@ -240,10 +249,11 @@ class FrameHeader(_message.Message):
         echo_answer: Global___EchoAnswer | None = ...,
         prompt_logprobs: _abc.Iterable[Global___SessionPromptLogprobs] | None = ...,
         rows_datatype: _builtins.str = ...,
+        loan: Global___CacheLoan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "failure", b"failure", "move", b"move"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "failure", b"failure", "loan", b"loan", "move", b"move"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "move", b"move", "plan_id", b"plan_id", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "rows", b"rows", "rows_datatype", b"rows_datatype", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_rows", b"batch_rows", "budget_ns", b"budget_ns", "cache", b"cache", "content_answer", b"content_answer", "content_request", b"content_request", "echo_answer", b"echo_answer", "echo_request", b"echo_request", "epoch", b"epoch", "failure", b"failure", "first_row", b"first_row", "kind", b"kind", "loan", b"loan", "move", b"move", "plan_id", b"plan_id", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "rows", b"rows", "rows_datatype", b"rows_datatype", "sent_monotonic_ns", b"sent_monotonic_ns", "session_rows", b"session_rows", "session_tokens", b"session_tokens", "slices", b"slices", "tensors", b"tensors", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,6 +561,7 @@ class SessionCache(_message.Message):
     LAST_TOKEN_FIELD_NUMBER: _builtins.int
     DATATYPE_FIELD_NUMBER: _builtins.int
     OPENING_FIELD_NUMBER: _builtins.int
+    LENT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     first_block: _builtins.int
     """Blocks [first_block, last_block)."""
@@ -564,6 +575,10 @@ class SessionCache(_message.Message):
     def opening(self) -> Global___SessionOpening:
         """In the first frame of a session from one agent to another."""
 
+    @_builtins.property
+    def lent(self) -> Global___LentPiece:
+        """Instead of a payload: the array lies at the beginning of memory that the sender has lent."""
+
     def __init__(
         self,
         *,
@@ -574,14 +589,138 @@ class SessionCache(_message.Message):
         last_token: _builtins.int = ...,
         datatype: _builtins.str = ...,
         opening: Global___SessionOpening | None = ...,
+        lent: Global___LentPiece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["opening", b"opening"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lent", b"lent", "opening", b"opening"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datatype", b"datatype", "first_block", b"first_block", "first_token", b"first_token", "last_block", b"last_block", "last_token", b"last_token", "opening", b"opening", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datatype", b"datatype", "first_block", b"first_block", "first_token", b"first_token", "last_block", b"last_block", "last_token", b"last_token", "lent", b"lent", "opening", b"opening", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionCache: _TypeAlias = SessionCache  # noqa: Y015
+
+@_typing.final
+class LentPiece(_message.Message):
+    """A part of a session's caches in lent memory, from this frame until the borrower's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOAN_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    loan_id: _builtins.int
+    number: _builtins.int
+    """Echoed in the answer."""
+    nbytes: _builtins.int
+    """Of the array."""
+    agent_id: _builtins.str
+    """Who says this."""
+    def __init__(
+        self,
+        *,
+        loan_id: _builtins.int = ...,
+        number: _builtins.int = ...,
+        nbytes: _builtins.int = ...,
+        agent_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "loan_id", b"loan_id", "nbytes", b"nbytes", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LentPiece: _TypeAlias = LentPiece  # noqa: Y015
+
+@_typing.final
+class CacheLoan(_message.Message):
+    """What two agents of one host say about memory of one that the other reads; see docs/adr/0072."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Step:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CacheLoan._Step.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STEP_UNSPECIFIED: CacheLoan._Step.ValueType  # 0
+        STEP_OFFER: CacheLoan._Step.ValueType  # 1
+        """From the lender: `handle` opens memory whose first bytes are random."""
+        STEP_ACCEPT: CacheLoan._Step.ValueType  # 2
+        """From the borrower: `proof` says that it has read them."""
+        STEP_DECLINE: CacheLoan._Step.ValueType  # 3
+        """From the borrower: it cannot read the memory, and `reason` says why."""
+        STEP_RETURN: CacheLoan._Step.ValueType  # 4
+        """From the borrower: it needs the piece no longer."""
+        STEP_REJECT: CacheLoan._Step.ValueType  # 5
+        """From the borrower: it could not read the piece, and will read no other."""
+
+    class Step(_Step, metaclass=_StepEnumTypeWrapper): ...
+    STEP_UNSPECIFIED: CacheLoan.Step.ValueType  # 0
+    STEP_OFFER: CacheLoan.Step.ValueType  # 1
+    """From the lender: `handle` opens memory whose first bytes are random."""
+    STEP_ACCEPT: CacheLoan.Step.ValueType  # 2
+    """From the borrower: `proof` says that it has read them."""
+    STEP_DECLINE: CacheLoan.Step.ValueType  # 3
+    """From the borrower: it cannot read the memory, and `reason` says why."""
+    STEP_RETURN: CacheLoan.Step.ValueType  # 4
+    """From the borrower: it needs the piece no longer."""
+    STEP_REJECT: CacheLoan.Step.ValueType  # 5
+    """From the borrower: it could not read the piece, and will read no other."""
+
+    STEP_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    LOAN_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    WAY_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    step: Global___CacheLoan.Step.ValueType
+    agent_id: _builtins.str
+    """Who says this."""
+    loan_id: _builtins.int
+    """Chosen by the lender."""
+    number: _builtins.int
+    """STEP_RETURN and STEP_REJECT: which piece."""
+    session_id: _builtins.int
+    """STEP_OFFER: a session whose caches are to pass, by its id at the borrower."""
+    way: _builtins.str
+    """STEP_OFFER: what opens the memory, and what it means: memory of which host or device."""
+    place: _builtins.str
+    handle: _builtins.bytes
+    nbytes: _builtins.int
+    """STEP_OFFER: of the memory."""
+    proof: _builtins.bytes
+    """STEP_ACCEPT."""
+    reason: _builtins.str
+    """STEP_DECLINE and STEP_REJECT."""
+    def __init__(
+        self,
+        *,
+        step: Global___CacheLoan.Step.ValueType = ...,
+        agent_id: _builtins.str = ...,
+        loan_id: _builtins.int = ...,
+        number: _builtins.int = ...,
+        session_id: _builtins.int = ...,
+        way: _builtins.str = ...,
+        place: _builtins.str = ...,
+        handle: _builtins.bytes = ...,
+        nbytes: _builtins.int = ...,
+        proof: _builtins.bytes = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "handle", b"handle", "loan_id", b"loan_id", "nbytes", b"nbytes", "number", b"number", "place", b"place", "proof", b"proof", "reason", b"reason", "session_id", b"session_id", "step", b"step", "way", b"way"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheLoan: _TypeAlias = CacheLoan  # noqa: Y015
 
 @_typing.final
 class SessionMove(_message.Message):

@@ -369,11 +369,12 @@ class ChainedDispatcher:
             turn = model_queue.waiting.next(table.now)
             if turn is None:
                 break
-            self._booking.start(*turn)
+            sequence, route = turn
+            self._booking.start(sequence, route)
             if self._availability.version != table.availability_seen:  # that was a probe
                 self._offers.refresh()
-            self._packing.started(turn[0])
-            started.append(turn[0])
+            self._packing.started(sequence)
+            started.append(sequence)
             table.counters["decisions"] += 1
             if stopwatch is not None:
                 self._decision_ns.append(stopwatch() - began)

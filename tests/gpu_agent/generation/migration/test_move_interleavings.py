@@ -62,8 +62,10 @@ class Request:
 class Cluster(World):
     """Adds a scheduler and a gateway that move sessions."""
 
-    def __init__(self, chunk: int, period: int = 0, *, are_slow: bool = False) -> None:
-        super().__init__(chunk, period, are_slow=are_slow)
+    def __init__(
+        self, chunk: int, period: int = 0, *, are_slow: bool = False, lends: bool = False
+    ) -> None:
+        super().__init__(chunk, period, are_slow=are_slow, lends=lends)
         self.period = period
         self.requests: dict[int, Request] = {}
         self.orders: list[tuple[str, int]] = []

@@ -11,6 +11,7 @@ from catenary_agent.decoders.loading import load_decoder
 from catenary_agent.executors.device import Device
 from catenary_agent.generation.context import CacheLimits
 from catenary_services.domain.ids import PartitionKey
+from catenary_services.telemetry.metrics import Metrics
 from tests.support.ring_harness import opening
 from tiny_language_models import imported_llama
 
@@ -52,6 +53,40 @@ def longer(decoder, pause_s: float):
 
     decoder.step = paused
     return decoder
+
+
+@pytest.mark.system
+async def test_caches_that_pass_in_lent_memory_are_those_of_frames(rings):
+    """Both agents are in this process, which opens the memory as another one would."""
+    caller, model, metrics = await rings.caller(), imported_llama()[1], Metrics()
+    caches = CacheLimits(
+        frame_bytes=4000, step_bytes=16_000, lent_bytes=1 << 16, least_lent_bytes=1
+    )
+    ways = {"a": [("a-0", 0, 6)], "b": [("b-0", 0, 6)]}
+    for ((agent, first, last),) in ways.values():
+        loaded = longer(load("torch", first, last), 0.03)
+        await rings.agent(agent, loaded, chunk=16, caches=caches, metrics=metrics)
+    expected = {}
+    for n, prompt in PROMPTS.items():
+        made = opening(ways["b"], prompt, max_tokens=TOKENS, model=model, **WAYS[n])
+        await caller.open(n, made)
+    for n in PROMPTS:
+        expected[n] = await caller.finished(n, 30)
+    for n, prompt in PROMPTS.items():
+        made = opening(ways["a"], prompt, max_tokens=TOKENS, model=model, **WAYS[n])
+        await caller.open(10 + n, made)
+    for n in PROMPTS:
+        await caller.wait_for(10 + n, 2)
+        await caller.move(10 + n, 20 + n, ways["b"])
+    for n in PROMPTS:
+        assert await caller.ended(20 + n, 30) == expected[n]
+    labels = {"model": model.name, "way": "host"}
+    assert metrics.registry.get_sample_value("catenary_cache_bytes_total", labels) > 0
+    failed = metrics.registry.get_sample_value
+    assert failed("catenary_cache_loans_failed_total", {"way": "host"}) is None
+    for node in rings.nodes.values():
+        node.generation.close_sessions(list(range(40)))
+    await rings.all_free()
 
 
 @pytest.mark.system

@@ -57,9 +57,43 @@ def test_every_kind_of_frame_that_sessions_have_is_in_the_table(members: FrameFi
     kinds = {
         number
         for name, number in frame_pb2.FrameKind.items()
-        if name.startswith("FRAME_KIND_SESSION_")
+        if name.startswith(("FRAME_KIND_SESSION_", "FRAME_KIND_CACHE_"))
     }
     assert set(FrameReceiver("me", HeldBatches(0), members).kinds) == kinds
+
+
+def loan(step: int, said_by: str, session: int = 0) -> frame_pb2.FrameHeader:
+    made = frame_pb2.CacheLoan(step=step, agent_id=said_by, loan_id=7, session_id=session)
+    return frame_pb2.FrameHeader(kind=frame_pb2.FRAME_KIND_CACHE_LOAN, loan=made)
+
+
+def test_members_of_a_session_offer_memory_and_nobody_speaks_for_others(
+    members: FrameFilter,
+) -> None:
+    offer, answer = frame_pb2.CacheLoan.STEP_OFFER, frame_pb2.CacheLoan.STEP_RETURN
+    assert admits(members, loan(offer, "o-1", 1), FrameSender("o-1"))
+    assert not admits(members, loan(offer, "o-1", 1), FrameSender("o-0"))
+    assert not admits(members, loan(offer, "stranger", 1), FrameSender("stranger"))
+    assert not admits(members, loan(offer, "o-1", 5), FrameSender("o-1"))  # there is none
+    assert admits(members, loan(answer, "n-0"), FrameSender("n-0"))  # the lender knows to whom
+    assert not admits(members, loan(answer, "n-0"), FrameSender("n-1"))
+
+
+def test_members_that_move_a_session_to_here_offer_memory() -> None:
+    made = FrameFilter()
+    offer, first = frame_pb2.CacheLoan.STEP_OFFER, move(Move.STEP_ROUND, "o-0")
+    first.move.opening.CopyFrom(opening(*NEW))
+    first.move.from_agent_ids.extend(OLD)
+    assert admits(made, first, FrameSender("o-0"))
+    assert admits(made, loan(offer, "o-1", 2), FrameSender("o-1"))
+    assert not admits(made, loan(offer, "stranger", 2), FrameSender("stranger"))
+
+
+def test_a_piece_is_lent_by_whoever_says_so(members: FrameFilter) -> None:
+    part = cache(1)
+    part.cache.lent.agent_id = "o-1"
+    assert admits(members, part, FrameSender("o-1"))
+    assert not admits(members, part, FrameSender("o-0"))
 
 
 @pytest.mark.parametrize("frame", [rows(1), token(1), cache(1), rows(1, "stranger")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from catenary_lab.pools.solving import solve_by_reference_rules
+from catenary_lab.pools.artifact.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.problem import PooledPlan, PoolingProblem
 from catenary_services.errors import PlanInfeasible

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from catenary_lab.pools.solving import solve_by_reference_rules
+from catenary_lab.pools.artifact.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import LeastCost, LeastGpus, MaxThroughput, plan_pools
 from catenary_scheduler.planning.pooled.columns.axes import axes_of
 from catenary_scheduler.planning.pooled.columns.candidates import candidates_of

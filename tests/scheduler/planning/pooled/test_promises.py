@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from catenary_lab.pools.solving import solve_by_reference_rules
+from catenary_lab.pools.artifact.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import (
     LeastCost,
     LeastGpus,

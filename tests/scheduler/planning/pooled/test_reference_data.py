@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from catenary_lab.pools.artifact.solving import solve_by_reference_rules
 from catenary_lab.pools.baselines import plan_dart_r, plan_without_partitioning
 from catenary_lab.pools.reference import reference_plan
-from catenary_lab.pools.solving import solve_by_reference_rules
 from catenary_scheduler.planning.pooled import plan_pools
 from catenary_scheduler.planning.pooled.assembly import gpus_in_use
 from catenary_scheduler.planning.pooled.dataset import PlanningDataset, PlanningInstance

@@ -169,7 +169,8 @@ async def test_a_new_leader_goes_on_with_the_sessions_it_finds(
         )
         for start in starts
     ]
-    settings = generating(scheduler_id="scheduler-1", plan=RING, claim_grace_s=0.5, silence_s=20.0)
+    # The grace is what a busy machine may take until gateway and agents are back.
+    settings = generating(scheduler_id="scheduler-1", plan=RING, claim_grace_s=3.0, silence_s=20.0)
     async with scheduler(settings) as new:
         await until(lambda: new.leads, "the new scheduler leads")
         back = await crowd.gateway(new.port)

@@ -83,7 +83,7 @@ class SessionPacking:
 
     def started(self, sequence: SequenceRequest) -> None:
         """Counts a new session, so that the next one is put beside it before the epoch is over."""
-        packed = self._models.get(sequence.model)
+        packed = self._models.get(sequence.model) if self._models else None
         if packed is not None and sequence.session is not None:
             packed.started(sequence, sequence.session)
 

@@ -72,7 +72,7 @@ class SessionBooking:
         expires = sequence.deadline + table.config.deadline_grace_ns
         table.slots.reserve(session_id, route.claims, table.now, expires)
         session = table.sessions[session_id] = Session(session_id, route, sequence.story)
-        routes = [each for each in (session.prefill, session.route) if each is not None]
+        routes = [route] if route.halves is None else list(route.halves)
         for each in routes:
             each.running += 1
         table.kv_budget.begins(session_id, routes, sequence.tokens)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from catenary_lab.pools.slots import Phases, Slot, phases_of
-from catenary_lab.pools.sums import Points, add_sums, rising, split_of
+from catenary_lab.pools.artifact.slots import Phases, Slot, phases_of
+from catenary_lab.pools.artifact.sums import Points, add_sums, rising, split_of
 from catenary_scheduler.planning.pooled.columns.axes import TableAxes
 from catenary_scheduler.planning.pooled.columns.columns import PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats

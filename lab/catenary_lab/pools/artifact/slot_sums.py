@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from catenary_lab.pools.sums import add_sums, rises_of, split_of
+from catenary_lab.pools.artifact.sums import add_sums, rises_of, split_of
 from catenary_scheduler.planning.pooled.columns.axes import TableAxes
 from catenary_scheduler.planning.pooled.columns.columns import NO_CLASS, PipelineColumns
 from catenary_scheduler.planning.pooled.columns.device_tables import Floats

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from catenary_lab.pools.reference_rules import (
+from catenary_lab.pools.artifact.reference_rules import (
     MAX_CLASSES,
     MAX_PARTITIONS,
     ReferenceTable,
 )
-from catenary_lab.pools.slot_sums import SlotSums
+from catenary_lab.pools.artifact.slot_sums import SlotSums
 from catenary_scheduler.planning.pooled.assembly import PooledSolution
 from catenary_scheduler.planning.pooled.columns.axes import TableAxes, axes_of
 from catenary_scheduler.planning.pooled.columns.columns import (
