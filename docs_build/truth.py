@@ -34,7 +34,6 @@ OLD_COMMITS = 200
 failure."""
 UNRENDERED: dict[str, str] = {
     "shared-beginnings": "to be recorded, and rendered beside the other scenarios of placement",
-    "shared-pools": "to be recorded, and rendered beside the load factors of bursts",
 }
 """Scenarios without a record, with the reason."""
 OTHER_SETTINGS: dict[str, str] = {}

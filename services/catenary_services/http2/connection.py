@@ -129,6 +129,11 @@ class ServerConnection(Generic[T]):
         return self._reader.unfinished_bytes + self._headers.unfinished_bytes
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of the headers that the peer has had noted to refer to them."""
+        return self._decoder.table_bytes
+
+    @property
     def has_more(self) -> bool:
         """Whether bytes that were received wait for the next call of `receive`."""
         return self._reader.has_more
@@ -159,9 +164,16 @@ class ServerConnection(Generic[T]):
             self.sending.push(goaway_frame(self.last_number, code, why))
 
     def end(self) -> None:
-        """Tells the receivers of all streams that the connection is lost."""
+        """Tells the receivers of all streams that the connection is lost, and lets go of its bytes.
+
+        The garbage collector comes late to the connection itself, whose parts know each other.
+        """
         for stream in list(self._streams.values()):
             self._end_by_peer(stream)
+        self._reader.let_go()
+        self._headers.let_go()
+        self._decoder.let_go()
+        self.sending.take()
 
     # ---- frames ----
 

@@ -30,6 +30,8 @@ from catenary_services.http2.limits import (
 
 _head_at = frames.HEAD.unpack_from
 _word_at = WORD.unpack_from
+_SHORT_BLOCK_BITS = 7
+"""Blocks of headers shorter than two to this count once; the time to read one grows with it."""
 OnData = Callable[[int, int, bytes, int, int], None]
 """Takes the flags and the stream of a frame of data, and where its payload lies in which bytes."""
 OnFrame = Callable[[int, int, int, bytes], None]
@@ -41,7 +43,7 @@ class HeaderFrames:
 
     Attributes:
         unfinished: The stream whose block goes on; 0 if none does.
-        taken: The number of blocks that were finished.
+        taken: The number of blocks that were finished, in which long ones count as several.
     """
 
     __slots__ = ("_bytes", "_flood_limit", "_is_last", "_parts", "_take", "taken", "unfinished")
@@ -87,7 +89,7 @@ class HeaderFrames:
             raise ConnectionViolation(PROTOCOL_ERROR, "more padding than there is frame")
         block = payload[begin:end] if begin or end < len(payload) else payload
         if flags & END_HEADERS:
-            self.taken += 1
+            self.taken += 1 + (len(block) >> _SHORT_BLOCK_BITS)
             self._take(number, block, bool(flags & END_STREAM))
         else:
             self._parts, self._bytes = [block], len(block)
@@ -108,8 +110,12 @@ class HeaderFrames:
         if flags & END_HEADERS:
             number, self.unfinished = self.unfinished, 0
             block, self._parts = b"".join(self._parts), []
-            self.taken += 1
+            self.taken += 1 + (len(block) >> _SHORT_BLOCK_BITS)
             self._take(number, block, self._is_last)
+
+    def let_go(self) -> None:
+        """Forgets the unfinished block of a connection that is over."""
+        self.unfinished, self._parts, self._bytes = 0, [], 0
 
 
 class FrameReader:
@@ -138,7 +144,7 @@ class FrameReader:
             on_data: Takes frames of data.
             on_frame: Takes all others.
             headers: Says whether a block of headers is unfinished, which nothing may interrupt.
-            most_blocks: The most blocks of headers that are handed on at once.
+            most_blocks: The most short blocks of headers that are handed on at once.
         """
         self._on_data = on_data
         self._on_frame = on_frame
@@ -192,8 +198,12 @@ class FrameReader:
             else:
                 self._on_frame(kind, flags, number, data[begin:at])
             frames_left -= 1
-            if headers.taken == enough or not frames_left:
+            if headers.taken >= enough or not frames_left:
                 self.has_more = at < end
                 break
         if at < end:
             self._rest = data[at:]
+
+    def let_go(self) -> None:
+        """Forgets the unfinished frame of a connection that is over."""
+        self._rest = b""

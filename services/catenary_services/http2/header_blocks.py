@@ -23,15 +23,20 @@ from catenary_services.http2.frames import (
 Headers = Sequence[tuple[bytes, bytes]]
 T = TypeVar("T")
 
-_MOST_KNOWN = 8
-"""The most blocks that a connection remembers; there are thousands of connections."""
 _LONGEST_KNOWN_BYTES = 2_048
 """The longest list of headers that is remembered, and the longest block."""
+_MOST_KNOWN_BYTES = 4_096
+"""The most bytes of blocks, their lists of headers as HTTP/2 counts these, and what else they cost,
+that a connection remembers beside the last; there are thousands of connections."""
+_KNOWN_OVERHEAD = 256
+"""Bytes of what is made of a block, beside those of its headers."""
 _SMALL = 0x7F
 _TABLE_BYTES = 4_096
 """The size of the dynamic table that HTTP/2 has where no setting says otherwise."""
 _FIELD_OVERHEAD = 32
 """Bytes that HTTP/2 counts for each header beside name and value."""
+_ENTRY_BYTES = 128
+"""Bytes that a header of the dynamic table takes here at least."""
 
 
 class _NotedTable(HeaderTable):
@@ -42,6 +47,11 @@ class _NotedTable(HeaderTable):
     def add(self, name: bytes, value: bytes) -> None:
         self.changes += 1
         super().add(name, value)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the table takes, about."""
+        return int(self._current_size) + _ENTRY_BYTES * len(self.dynamic_entries)
 
     @property
     def maxsize(self) -> int:
@@ -68,6 +78,12 @@ class HeaderDecoder(Generic[T]):
         self._longest_list_bytes = longest_list_bytes
         self._table = _NotedTable()
         self._known: dict[bytes, T] = {}
+        self._known_bytes = 0
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of memory that the dynamic table takes, which its peer has filled."""
+        return self._table.memory_bytes
 
     def decode(self, block: bytes) -> T:
         """Returns what `parse` made of a block.
@@ -85,12 +101,23 @@ class HeaderDecoder(Generic[T]):
         except (HPACKError, IndexError):
             raise ConnectionViolation(COMPRESSION_ERROR, "the headers cannot be read") from None
         if self._table.changes != before:
-            self._known.clear()
+            self._forget_known()
         elif size <= _LONGEST_KNOWN_BYTES >= len(block):
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
+            nbytes = len(block) + size + _KNOWN_OVERHEAD
+            if self._known_bytes + nbytes > _MOST_KNOWN_BYTES:
+                self._forget_known()
             self._known[block] = made
+            self._known_bytes += nbytes
         return made
+
+    def let_go(self) -> None:
+        """Forgets what a connection that is over has said before."""
+        self._forget_known()
+        self._table = _NotedTable()
+
+    def _forget_known(self) -> None:
+        self._known.clear()
+        self._known_bytes = 0
 
     def _fields(self, block: bytes) -> tuple[Headers, int]:
         """Returns the headers in a block, and their size.

@@ -1,8 +1,9 @@
 """Bytes that peers make a server hold, and the connections that end for them. Pure.
 
 A peer that opens no window for its answers costs the memory of these, and that of their streams. A
-peer that begins headers or frames and never ends them costs what is there of them. A connection
-bounds both for itself; a source with many connections may still hold much, which is added up here.
+peer that begins headers or frames and never ends them costs what is there of them, and one that has
+headers noted in the table of its connection costs the table. A connection bounds each for itself; a
+source with many connections may still hold much, which is added up here.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _STREAM_BYTES: Final = 2_048
 
 
 def held_bytes(connection: ServerConnection[Any], now_s: float) -> int:
-    """Returns what a connection holds because its peer neither goes on nor opens windows.
+    """Returns what a connection holds of its peer: what does not go on, and its table of headers.
 
-    One answer may wait whatever its size is, and what waits for the network is not counted.
+    One answer may wait whatever its size is, and what waits for the network is not counted. Tables
+    of honest callers are so small that those of as many connections as there may be are no surplus.
     """
-    sending, held = connection.sending, connection.unfinished_bytes
+    sending, held = connection.sending, connection.unfinished_bytes + connection.table_bytes
     if sending.waiting_streams > 1 and not sending.is_held:
         for stream in sending.stalled(now_s - UNTAKEN_S):
             held += stream.waiting_bytes + _STREAM_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -340,6 +341,19 @@ def test_few_blocks_are_remembered_and_no_large_ones() -> None:
     assert decoder.decode(small[0]) is not first
 
 
+def test_what_a_connection_remembers_is_bounded_in_bytes() -> None:
+    decoder = HeaderDecoder(list, 1 << 16)
+    blocks = [encoded([(b"x%d" % number, bytes(900))]) for number in range(100)]
+    tracemalloc.start()
+    try:
+        for block in blocks:
+            assert decoder.decode(block) is decoder.decode(block)
+        remembered, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert remembered < 12_000
+
+
 FLOODS = {
     "resets": lambda number: headers(number) + frame(3, 0, number, bytes(4)),
     "settings": lambda _: settings_frame({frames.INITIAL_WINDOW_SIZE: 1000}),
@@ -482,6 +496,18 @@ def test_many_calls_at_once_begin_in_turns() -> None:
         side.connection.receive(b"", 0.0)
         counts.append(len(side.opener.heard))
     assert counts == [3, 6, 7]
+
+
+def test_long_headers_count_as_several_calls_that_begin_at_once() -> None:
+    side = Side(ConnectionLimits(calls_at_once=8))
+    block = PLAIN + encoded([(b"x", bytes(400))])
+    opened = [frame(frames.HEADERS, END_HEADERS | END_STREAM, 2 * at + 1, block) for at in range(5)]
+    side.connection.receive(GREETING + b"".join(opened), 0.0)
+    counts = [len(side.opener.heard)]
+    while side.connection.has_more:
+        side.connection.receive(b"", 0.0)
+        counts.append(len(side.opener.heard))
+    assert counts == [2, 4, 5]
 
 
 def test_many_frames_at_once_are_handled_in_turns() -> None:

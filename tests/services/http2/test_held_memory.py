@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 from hypothesis import given
@@ -64,6 +65,46 @@ def test_what_is_begun_and_not_ended_counts() -> None:
     connection.receive(frame(frames.HEADERS, 0, 1, bytes(9_000)), 0.0)
     connection.receive(frame(frames.CONTINUATION, 0, 1, bytes(5_000))[:-1], 0.0)
     assert 14_000 <= held_bytes(connection, 0.0) < 15_000
+
+
+def test_tables_of_headers_count_what_they_take() -> None:
+    connection = Answering(b"").asked(0)
+    entries = b"".join(b"\x40\2%02d\0" % at for at in range(90))
+    tracemalloc.start()
+    try:
+        connection.receive(frame(frames.HEADERS, END_HEADERS, 1, BLOCK + entries), 0.0)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / 2 < held_bytes(connection, 0.0) < 2 * taken
+
+
+def test_a_connection_that_is_over_lets_go_of_what_its_peer_said() -> None:
+    """It need not wait for the garbage collector, which comes once in thousands of connections."""
+    block = frame(frames.HEADERS, 0, 1, bytes(16_000)) + frame(
+        frames.CONTINUATION, 0, 1, bytes(16_000)
+    )
+    half = frame(frames.HEADERS, 0, 1, bytes(16_000))[:-1]
+    many = [
+        encoded([(b":path", b"/a"), (b"x", bytes([at]) * 1_000)]) + b"\x40\1%c\1y" % at
+        for at in range(64, 96)
+    ]
+    known = [frame(frames.HEADERS, END_HEADERS, 2 * at + 1, each) for at, each in enumerate(many)]
+    connections = [Answering(b"").asked(0) for _ in range(60)]
+    tracemalloc.start()
+    try:
+        for at, connection in enumerate(connections):
+            connection.receive((block, half, b"".join(known))[at % 3], 0.0)
+            while connection.has_more:
+                connection.receive(b"", 0.0)
+        held, _ = tracemalloc.get_traced_memory()
+        for connection in connections:
+            connection.end()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held > 20 * (32_000 + 16_000 + 4_000)
+    assert left < 60 * 2_000
 
 
 def test_while_many_answers_wait_further_calls_are_refused() -> None:

@@ -216,15 +216,24 @@ async def test_calls_of_one_source_beyond_a_number_are_refused(
         assert server.calls_of("ipv4:127.0.0.1") == 0
 
 
+NOTED = b"".join(b"\x40\2%02d\0" % at for at in range(100))
+"""Headers for the table of a connection, where they take as much as the 16,000 bytes."""
+HOLDING = {
+    "unfinished headers": frame(frames.HEADERS, 0, 1, bytes(16_000)),
+    "noted headers": frame(frames.HEADERS, END_HEADERS, 1, call_headers("/t.T/No") + NOTED),
+}
+
+
+@pytest.mark.parametrize("name", HOLDING)
 async def test_connections_that_hold_much_together_end_and_no_others(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served() as (port, _, server):
         quiet = await RawClient.connect(port)
         clients = [await RawClient.connect(port) for _ in range(3)]
         await until(lambda: server.connections == 4)
         for client in clients:
-            client.send(frame(frames.HEADERS, 0, 1, bytes(16_000)))
+            client.send(HOLDING[name])
         few = partial(surplus, most_bytes=20_000)
         monkeypatch.setattr("catenary_services.grpc.server.server.surplus", few)
         await until(lambda: server.connections == 2)
