@@ -9,7 +9,7 @@ tools=()
 if [ "${2:-}" = runnable ]; then
   export CATENARY_UNCOMPILED=1
 else
-  extras+=(plots nixl)
+  extras+=(plots)
   tools=(--group dev)
 fi
 
