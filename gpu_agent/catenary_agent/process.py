@@ -436,6 +436,7 @@ class AgentProcess:
             host=settings.transport_host,
             advertise_host=settings.advertise_host,
             tcp_port=settings.transport_port,
+            trusted_network=settings.trusted_network,
             security=TransportSecurity(self._server_security, self._client_security),
         )
         if settings.runtime_dir is not None:

@@ -72,7 +72,14 @@ class AgentSettings(ModelFolderSettings):
     )
     transports: list[str] = Field(
         default_factory=lambda: ["shm", "tcp", "grpc"],
-        description="Transports offered to peers, best first.",
+        description="Transports offered to peers, best first: shm, tcp, grpc; nixl only where "
+        "`trusted_network` is set.",
+    )
+    trusted_network: bool = Field(
+        False,
+        description="Nobody but the cluster's processes reaches this network, and each may do "
+        "with the others what it likes. The transport nixl demands that, with TLS or without: it "
+        "sends unencrypted, and who reaches the ports of its library can write into memory.",
     )
     transport_host: str = Field(
         "127.0.0.1", description="Address that frames of peers are received at."

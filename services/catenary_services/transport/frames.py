@@ -67,7 +67,7 @@ class MessageKind(IntEnum):
     FRAME = 3
     """A frame whose payload follows the header."""
     SLOT = 4
-    """A frame whose payload lies in shared memory; `argument` names the slot."""
+    """A frame whose payload lies in shared or written memory; `argument` names the slot."""
     SEGMENT = 5
     """A file descriptor of `payload_bytes` of memory, which `argument` names from now on."""
     DROP = 6
@@ -80,6 +80,9 @@ class MessageKind(IntEnum):
     """Messages of a control stream; they are the payload."""
     END = 10
     """The end of a control stream; its payload is the reason, a `google.rpc.Status`."""
+    RING = 11
+    """A sender's request for memory that it may write into, and the answer, whose header says where
+    that is."""
 
 
 _KINDS = {int(kind): kind for kind in MessageKind}

@@ -1,8 +1,9 @@
 """All transports of one process, with one link to each peer over the best of them.
 
 The hub prefers shared memory where the peer is on this machine and its socket is reachable, then
-TCP, then gRPC, and tries them in turn when a link is first needed. Links are kept, and made again
-when they broke or when the directory says that the peer was restarted.
+TCP, then gRPC, and tries them in turn when a link is first needed. NIXL is used where it is asked
+for. Links are kept, and made again when they broke or when the directory says that the peer was
+restarted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from catenary_protos.catenary.v1.common_pb2 import Peer
-from catenary_services.errors import InvalidInput, PartitionLost
+from catenary_services.errors import InvalidInput, PartitionLost, Unavailable
 from catenary_services.log import get_logger
 from catenary_services.transport.grpc.grpc_stream import GrpcEndpoint
 from catenary_services.transport.interface import (
@@ -23,6 +24,7 @@ from catenary_services.transport.interface import (
     ReceivedFrame,
 )
 from catenary_services.transport.known_senders import KnownSenders
+from catenary_services.transport.nixl.nixl import NixlEndpoint
 from catenary_services.transport.settings import TransportSecurity, TransportSettings, host_id
 from catenary_services.transport.shared_memory.shm import ShmEndpoint
 from catenary_services.transport.tcp.tcp import TcpEndpoint
@@ -33,7 +35,10 @@ _ENDPOINTS: dict[str, Callable[[str, TransportSettings], Endpoint]] = {
     "shm": ShmEndpoint,
     "tcp": TcpEndpoint,
     "grpc": GrpcEndpoint,
+    "nixl": NixlEndpoint,
 }
+_OPTIONAL = "nixl"
+"""The transport without which a process starts where its library is missing."""
 _log = get_logger("catenary_services.transport")
 
 
@@ -90,9 +95,16 @@ class TransportHub:
             self._senders = KnownSenders(handler, self._on_refused)
             handler = self._senders.take
         try:
-            for endpoint in self._endpoints.values():
-                await endpoint.start(handler)
-                self._started.append(endpoint)
+            for name, endpoint in tuple(self._endpoints.items()):
+                try:
+                    await endpoint.start(handler)
+                except Unavailable as error:
+                    if name != _OPTIONAL or len(self._endpoints) == 1:
+                        raise
+                    _log.warning("transport_left_out", transport=name, why=error.message)
+                    del self._endpoints[name]
+                else:
+                    self._started.append(endpoint)
         except BaseException:
             await self.close()
             raise

@@ -45,15 +45,21 @@ class TransportSettings:
     shm_bytes: int = 512 * _MIB
     """The most shared memory this process owns for sending; one link gets at most half."""
     send_bytes: int = 256 * _MIB
-    """The most memory for outgoing frames, for tcp and for grpc each."""
+    """The most memory for outgoing frames, for tcp, grpc and nixl each."""
     receive_bytes: int = 512 * _MIB
-    """The most memory for frames that came in, for tcp and for grpc each; one peer gets half."""
+    """The most memory for frames that came in, for tcp and for grpc each; one peer gets half. That
+    much again is the most for rings of nixl."""
+    ring_bytes: int = 32 * _MIB
+    """Memory that nixl lends each sender to write into; frames that are larger go over TCP."""
     max_frame_bytes: int = 256 * _MIB
     """The largest payload accepted from a peer, and the largest one exported."""
     max_unreleased_frames: int = 4096
     """Frames of one connection the handler may hold before no more are read from it."""
     lease_s: float = 30.0
     """A peer that has not released a shared slot for so many seconds is taken for dead."""
+    trusted_network: bool = False
+    """True if nobody but peers reaches this process over the network, which nixl demands: what it
+    sends is not encrypted, and its library lets those that reach its ports write into memory."""
     security: TransportSecurity = field(default_factory=TransportSecurity)
     """TLS of the tcp and grpc transports."""
 

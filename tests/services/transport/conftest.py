@@ -20,7 +20,8 @@ from tests.support.certificates import Certificates
 async def kit(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kit]:
     kind = str(request.param)
     certificates = Certificates(tmp_path / "certs") if kind.endswith("tls") else None
-    made = Kit(kind, TransportSettings(runtime_dir=tmp_path / "run"), [], certificates)
+    settings = TransportSettings(runtime_dir=tmp_path / "run", trusted_network=True)
+    made = Kit(kind, settings, [], certificates)
     yield made
     for endpoint in made.opened:
         await endpoint.close()

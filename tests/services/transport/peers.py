@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
 from catenary_services.transport.grpc.grpc_stream import GrpcEndpoint
 from catenary_services.transport.interface import (
     Endpoint,
@@ -15,13 +17,22 @@ from catenary_services.transport.interface import (
     FrameHandler,
     ReceivedFrame,
 )
+from catenary_services.transport.nixl.nixl import NixlEndpoint
+from catenary_services.transport.nixl.nixl_thread import is_installed
 from catenary_services.transport.settings import TransportSettings
 from catenary_services.transport.shared_memory.shm import ShmEndpoint
 from catenary_services.transport.tcp.tcp import TcpEndpoint
 from tests.support.certificates import Certificates
 
-ENDPOINTS = {"shm": ShmEndpoint, "tcp": TcpEndpoint, "grpc": GrpcEndpoint}
-KINDS = ["shm", "tcp", "tcp+tls", "grpc", "grpc+tls"]
+ENDPOINTS = {"shm": ShmEndpoint, "tcp": TcpEndpoint, "grpc": GrpcEndpoint, "nixl": NixlEndpoint}
+NIXL = pytest.param(
+    "nixl",
+    marks=pytest.mark.skipif(
+        not is_installed(), reason="the library of the extra [nixl] is not installed"
+    ),
+)
+"""The transport that not every machine has, as a parameter of tests."""
+KINDS = ["shm", "tcp", "tcp+tls", "grpc", "grpc+tls", NIXL]
 MIB = 1 << 20
 
 
@@ -89,7 +100,7 @@ async def main():
     def handler(frame):
         held.append(frame)
         print(len(frame.payload), flush=True)
-    settings = TransportSettings(runtime_dir=Path(sys.argv[2]))
+    settings = TransportSettings(runtime_dir=Path(sys.argv[2]), trusted_network=True)
     endpoint = ENDPOINTS[sys.argv[1]]("foreign", settings)
     await endpoint.start(handler)
     print(endpoint.address.address, flush=True)

@@ -21,7 +21,7 @@ from catenary_services.transport.settings import TransportSettings, host_id, soc
 from catenary_services.transport.shared_memory.shm import ShmEndpoint
 from catenary_services.transport.tcp import tcp_stream
 from catenary_services.transport.tcp.tcp import TcpEndpoint
-from tests.services.transport.peers import MIB, Inbox
+from tests.services.transport.peers import ENDPOINTS, MIB, NIXL, Inbox
 from tests.support.certificates import Certificates
 
 HELLO = encode_prefix(MessagePrefix(MessageKind.HELLO, 1)) + b"x"
@@ -43,11 +43,10 @@ GARBAGE = {
 }
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "tcp", NIXL])
 async def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Endpoint]:
-    made = {"shm": ShmEndpoint, "tcp": TcpEndpoint}[request.param](
-        "b", TransportSettings(runtime_dir=tmp_path)
-    )
+    settings = TransportSettings(runtime_dir=tmp_path, ring_bytes=MIB, trusted_network=True)
+    made: Endpoint = ENDPOINTS[request.param]("b", settings)
     yield made
     await made.close()
 

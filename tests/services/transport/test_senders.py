@@ -22,10 +22,10 @@ from catenary_services.transport.known_senders import KnownSenders
 from catenary_services.transport.settings import TransportSettings, host_id
 from catenary_services.transport.shared_memory.shm import ShmEndpoint
 from shared_helpers.peers import peer_of
-from tests.services.transport.peers import Inbox
+from tests.services.transport.peers import NIXL, Inbox
 from tests.support.certificates import Certificates
 
-TLS = ["tcp", "grpc"]
+TLS = ["tcp", "grpc", NIXL]
 
 
 @pytest.fixture
@@ -47,7 +47,9 @@ class Peers:
     ) -> TransportHub:
         """Starts a hub as `peer_id` with a certificate of `name`."""
         security = self.certificates.transport(role, name or peer_id)
-        settings = TransportSettings(enabled=(self.transport,), security=security)
+        settings = TransportSettings(
+            enabled=(self.transport,), security=security, trusted_network=True
+        )
         made = TransportHub(peer_id, settings, self.refused.append)
         await made.start(inbox or Inbox())
         self.hubs.append(made)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from catenary_services.addresses import host_port
@@ -31,24 +32,41 @@ from catenary_services.transport.interface import (
     EndpointAddress,
     FrameHandler,
     FrameSender,
-    Link,
     Slot,
 )
 from catenary_services.transport.memory import MemoryPool, MemoryShare, private_segment
 from catenary_services.transport.memory_link import StreamLink
 from catenary_services.transport.settings import TransportSettings, host_id
-from catenary_services.transport.tcp.tcp_stream import TcpStream
+from catenary_services.transport.tcp.tcp_stream import FRAME_KINDS, TcpStream
 
 _CAPABILITIES = Capabilities(transport="tcp", same_host=False)
 _MAX_CONNECTIONS = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Messages that another transport exchanges over these connections, beside frames."""
+
+    capabilities: Capabilities
+    """Properties of the other transport's links, which frames that come this way have, too."""
+    kinds: frozenset[MessageKind]
+    """The kinds of its messages. They carry no payload."""
+    received: Callable[[TcpReceiver, MessagePrefix, bytes], None]
+    """A function that is given a message of a sender: prefix and header. It may raise
+    `InvalidInput`, which ends the connection."""
+    ended: Callable[[TcpReceiver], None]
+    """A function that is told that the connection to a sender ended."""
+
+
 class TcpEndpoint:
     """One process's side of the TCP transport."""
 
-    def __init__(self, peer_id: str, settings: TransportSettings) -> None:
+    def __init__(
+        self, peer_id: str, settings: TransportSettings, extension: Extension | None = None
+    ) -> None:
         self._peer_id = peer_id
         self._settings = settings
+        self._extension = extension
         self._send_pool = MemoryPool(settings.send_bytes, private_segment)
         self._receive_pool = MemoryPool(settings.receive_bytes, private_segment)
         self._listener: TcpListener | None = None
@@ -67,7 +85,9 @@ class TcpEndpoint:
     async def start(self, handler: FrameHandler) -> None:
         def accepted(settled: Callable[[], None]) -> TcpStream:
             share = partial(MemoryShare, self._receive_pool)
-            receiver = TcpReceiver(self._peer_id, self._settings, handler, share, settled)
+            receiver = TcpReceiver(
+                self._peer_id, self._settings, handler, share, settled, self._extension
+            )
             receiver.on_known = self._known
             return receiver.stream
 
@@ -83,18 +103,23 @@ class TcpEndpoint:
             receiver.close(lost("tcp", "too many connections"))
         else:
             self._receivers.add(receiver)
-            receiver.on_closed = self._receivers.discard
+            receiver.on_closed = self._ended
+
+    def _ended(self, receiver: TcpReceiver) -> None:
+        self._receivers.discard(receiver)
+        if self._extension is not None:
+            self._extension.ended(receiver)
 
     async def connect(
         self, address: EndpointAddress, timeout_s: float, peer_id: str | None = None
-    ) -> Link:
+    ) -> TcpLink:
         """Opens a link to the endpoint at `address`.
 
         Raises:
             PartitionLost: Nobody answers within `timeout_s`, or another peer does.
         """
         host, _, port = address.address.rpartition(":")
-        link = TcpLink(self._send_pool, self._settings, self._links.discard)
+        link = TcpLink(self._send_pool, self._settings, self._links.discard, self._extension)
         self._links.add(link)
         try:
             async with asyncio.timeout(timeout_s):
@@ -138,8 +163,11 @@ class TcpReceiver:
         handler: FrameHandler,
         make_share: Callable[[], MemoryShare],
         settled: Callable[[], None],
+        extension: Extension | None,
     ) -> None:
         self._settled = settled
+        self._extension = extension
+        self._capabilities = _CAPABILITIES if extension is None else extension.capabilities
         self._peer_id = peer_id
         self._limit = settings.max_unreleased_frames
         self._handler = handler
@@ -155,6 +183,7 @@ class TcpReceiver:
             self._on_lost,
             secure=not settings.security.server.insecure,
             make_share=make_share,
+            kinds=_kinds_with(extension),
         )
 
     def _on_frame(
@@ -165,20 +194,27 @@ class TcpReceiver:
             release()
             self.close(lost("tcp", f"{sender.name} is in no directory"))
         elif prefix.kind is MessageKind.FRAME and sender is not None:
-            self._unreleased += 1
-            if self._unreleased >= self._limit:
-                self.stream.hold_up()
-            frame = MemoryFrame(
-                header, payload, _CAPABILITIES, partial(self._released, release), sender
-            )
-            deliver(self._handler, frame)
+            self.hand_over(header, payload, release)
         elif prefix.kind is MessageKind.HELLO and sender is None:
             self._greet(header)
+        elif sender is not None and self._extension and prefix.kind in self._extension.kinds:
+            self._extension.received(self, prefix, header)
         else:
             release()
             error = InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
             refused("tcp", error)
             self.close(lost("tcp", error.message))
+
+    def hand_over(self, header: bytes, payload: memoryview, release: Callable[[], None]) -> None:
+        """Hands a frame of the sender, who is known, to the handler of this process."""
+        assert self._sender is not None
+        self._unreleased += 1
+        if self._unreleased >= self._limit:
+            self.stream.hold_up()
+        frame = MemoryFrame(
+            header, payload, self._capabilities, partial(self._released, release), self._sender
+        )
+        deliver(self._handler, frame)
 
     def _greet(self, header: bytes) -> None:
         try:
@@ -219,15 +255,21 @@ class TcpLink(StreamLink):
         pool: MemoryPool,
         settings: TransportSettings,
         on_closed: Callable[[TcpLink], None],
+        extension: Extension | None = None,
     ) -> None:
         super().__init__(_CAPABILITIES, MemoryShare(pool), settings)
         self._on_closed = on_closed
+        self.on_message: Callable[[MessagePrefix, bytes], None] | None = None
+        """A function that gets the receiver's further messages; without it none may come."""
+        self.on_lost: Callable[[PartitionLost], None] | None = None
+        """A function that is told that the connection ended."""
         self.stream = TcpStream(
             settings.max_frame_bytes,
             self._on_frame,
             self._on_lost,
             secure=not settings.security.client.insecure,
             make_share=None,
+            kinds=_kinds_with(extension),
         )
 
     async def introduce(self, peer_id: str, timeout_s: float) -> None:
@@ -248,7 +290,9 @@ class TcpLink(StreamLink):
     def _on_frame(
         self, prefix: MessagePrefix, header: bytes, payload: memoryview, release: Callable[[], None]
     ) -> None:
-        if not self._is_welcome(prefix, header):
+        if self.on_message is not None and prefix.kind is not MessageKind.WELCOME:
+            self.on_message(prefix, header)
+        elif not self._is_welcome(prefix, header):
             self.stream.close(lost("tcp", f"unexpected {prefix.kind.name}"))
 
     async def push(
@@ -279,3 +323,9 @@ class TcpLink(StreamLink):
         self._share.close(error)
         self._fail_welcome(error)
         self._on_closed(self)
+        if self.on_lost is not None:
+            self.on_lost(error)
+
+
+def _kinds_with(extension: Extension | None) -> frozenset[MessageKind]:
+    return FRAME_KINDS if extension is None else FRAME_KINDS | extension.kinds

@@ -63,6 +63,9 @@ _QUEUED = struct.Struct("i")
 OnFrame = Callable[[MessagePrefix, bytes, memoryview, Callable[[], None]], None]
 """A function that gets prefix, header, payload, and a function that releases the payload."""
 
+FRAME_KINDS = frozenset({MessageKind.HELLO, MessageKind.WELCOME, MessageKind.FRAME})
+"""The kinds of messages that frames over TCP need."""
+
 
 class TcpStream(asyncio.BufferedProtocol):
     """Parses incoming frames and writes outgoing ones."""
@@ -75,7 +78,9 @@ class TcpStream(asyncio.BufferedProtocol):
         *,
         secure: bool,
         make_share: Callable[[], MemoryShare] | None,
+        kinds: frozenset[MessageKind] = FRAME_KINDS,
     ) -> None:
+        self._kinds = kinds
         self._max_payload_bytes = max_payload_bytes if make_share is not None else 0
         self._on_frame = on_frame
         self._on_lost = on_lost
@@ -160,6 +165,11 @@ class TcpStream(asyncio.BufferedProtocol):
         stage = memoryview(bytearray(_STAGE_BYTES))
         stage[: self._end] = self._stage[: self._end]
         self._stage = stage
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes written that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
 
     @property
     def ssl_object(self) -> object:
@@ -334,9 +344,9 @@ class TcpStream(asyncio.BufferedProtocol):
         if len(staged) < PREFIX_BYTES:
             return False
         prefix = decode_prefix(staged, self._max_payload_bytes)
-        if prefix.kind not in (MessageKind.HELLO, MessageKind.WELCOME, MessageKind.FRAME):
+        if prefix.kind not in self._kinds:
             raise InvalidInput("prefix.kind", f"unexpected {prefix.kind.name}")
-        if prefix.payload_bytes and prefix.kind is not MessageKind.FRAME:
+        if prefix.payload_bytes and prefix.kind not in (MessageKind.FRAME, MessageKind.SLOT):
             raise InvalidInput("prefix.payload_bytes", f"{prefix.kind.name} has none")
         needed = PREFIX_BYTES + prefix.header_bytes
         if not self._is_trusted and (
@@ -357,7 +367,8 @@ class TcpStream(asyncio.BufferedProtocol):
     def _place_payload(self) -> bool:
         """Finds memory for the payload and moves its staged part there; False without memory."""
         assert self._prefix is not None
-        nbytes = self._prefix.payload_bytes
+        # The payload of a SLOT lies in memory that is known by its argument.
+        nbytes = 0 if self._prefix.kind is MessageKind.SLOT else self._prefix.payload_bytes
         if nbytes == 0:
             self._complete()
             return True

@@ -1,0 +1,1 @@
+"""Frames written into a peer's memory by NIXL, announced over TCP."""
