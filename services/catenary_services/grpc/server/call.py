@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _WRITE_AHEAD_BYTES = 64 * 1024
 """Bytes that may wait for the caller before a handler that writes more has to wait."""
+_REFUSED_S = 0.1
+"""The longest time for which the status of a stream that was not admitted waits for a message."""
 
 _log = get_logger("catenary_services.grpc")
 
@@ -94,6 +96,7 @@ class Call:
         "_deadline_s",
         "_has_begun",
         "_incoming",
+        "_refusal",
         "_stream",
         "_timer",
         "_variables",
@@ -131,6 +134,8 @@ class Call:
         self._stream = stream
         self._variables = contextvars.copy_context()
         self._incoming: IncomingMessages | None = None
+        self._refusal: CatenaryError | None = None
+        """The answer to a stream that was not admitted, until its first message begins."""
         self.source = ""
         self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -152,7 +157,10 @@ class Call:
             connection.server.call_admitted(source)
             self.source = source
         except CatenaryError as error:
-            self._fail(error)
+            if method.takes_stream and not is_whole:
+                self._fail_soon(error)
+            else:
+                self._fail(error)
             return
         except Exception as error:
             self._failed(error)
@@ -180,6 +188,9 @@ class Call:
             ):
                 # A whole message that is not compressed, as nearly all are.
                 self._serve_message(data[begin + PREFIX_BYTES : end])
+                return
+            if self._refusal is not None:
+                self._fail(self._refusal)
                 return
             incoming = self._incoming or self._begin_to_read()
             incoming.feed(data, begin, end)
@@ -233,6 +244,17 @@ class Call:
         errors.forget_frames(error)
         self.end(grpc_code(error), public_message(error), trailing_metadata(error))
 
+    def _fail_soon(self, error: CatenaryError) -> None:
+        """Ends a stream once its first message begins, or soon.
+
+        Clients of gRPC for Python that find their stream ended when they write to it take that for
+        the error, and do not look at the status.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        self._refusal = error
+        self._timer = self.connection.loop.call_later(_REFUSED_S, self._fail, error)
+
     def _refuse(self, error: CatenaryError) -> None:
         if not self.is_over:
             refused = self.connection.server.call_authorizer.refused
@@ -244,6 +266,7 @@ class Call:
         if self.is_over:
             return
         self.is_over = True
+        self._refusal = None
         if self._timer is not None:
             self._timer.cancel()
         # Calls shall not need the collector of garbage.

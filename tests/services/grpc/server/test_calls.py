@@ -19,9 +19,10 @@ from grpc_health.v1 import health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catenary_services.errors import QuotaExceeded
+from catenary_services.errors import CatenaryError, QuotaExceeded, Unauthenticated
 from catenary_services.grpc.error_tables import abort
 from catenary_services.grpc.grpc_kit import bind, create_server
+from catenary_services.grpc.server import call
 from catenary_services.grpc.server.request_head import RequestHead, head_of
 from catenary_services.grpc.server.response_blocks import trailers_block
 from catenary_services.grpc.server.server import GrpcServer
@@ -269,6 +270,51 @@ async def test_an_authorizer_that_fails_lets_nobody_in_and_harms_no_other_call(
     server.call_authorizer = authorizer
     assert not waiting.done()
     waiting.cancel()
+
+
+class Nobody:
+    """An authorizer that admits no call."""
+
+    def enter(self, method: str, context: Any, peer: str) -> str:
+        raise Unauthenticated("who are you?")
+
+    def refused(self, method: str, context: Any, error: CatenaryError) -> None:
+        raise AssertionError("nobody was admitted")
+
+
+@pytest.mark.parametrize("last", [False, True])
+async def test_a_refused_stream_ends_when_its_first_message_begins(
+    monkeypatch: pytest.MonkeyPatch, last: bool
+) -> None:
+    """Clients of gRPC for Python call it an internal error if they cannot write the message."""
+    monkeypatch.setattr(call, "_REFUSED_S", 60.0)
+    async with served() as (target, _, server):
+        server.call_authorizer = Nobody()
+        client = await RawClient.connect(int(target.rpartition(":")[2]))
+        client.send(opening(1, "/t.T/Talk"), frames.frame(frames.PING, 0, 0, bytes(8)))
+        told = await client.next_of(frames.HEADERS, frames.PING)
+        assert told is not None
+        assert told.kind == frames.PING
+        client.send(data(1, b"" if last else prefixed(b"a"), ends=last))
+        answer = await client.next_of(frames.HEADERS)
+        assert answer is not None
+        assert b"grpc-status\x0216" in answer.payload
+        client.close()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_refused_stream_without_a_message_ends_soon(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(call, "_REFUSED_S", 60.0 if ends else 0.01)
+    async with served() as (target, _, server):
+        server.call_authorizer = Nobody()
+        client = await RawClient.connect(int(target.rpartition(":")[2]))
+        client.send(opening(1, "/t.T/Talk", ends=ends))
+        answer = await client.next_of(frames.HEADERS)
+        assert answer is not None
+        assert b"grpc-status\x0216" in answer.payload
+        client.close()
 
 
 async def test_a_status_that_was_set_is_sent(place: Place) -> None:
