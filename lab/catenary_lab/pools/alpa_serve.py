@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from heapq import heapify, heapreplace
+from heapq import heapreplace
 from itertools import product
 
 from catenary_scheduler.planning.pooled.infeasible import check_problem
@@ -45,7 +45,7 @@ _HALVINGS = 8
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A model on one group."""
+    """A model as one group of GPUs serves it."""
 
     pipeline: PooledPipeline
     """The cut of its blocks over the stages of the group, each a single GPU."""
@@ -113,8 +113,7 @@ def plan_alpa_serve(
     load = Load(problem, seed)
     best: tuple[float, list[Groups]] | None = None
     for sizes in _sizes(problem):
-        finder = PlacementFinder(problem, load, sizes)
-        placed = finder.find()
+        placed = PlacementFinder(problem, load, sizes).find()
         if placed is not None and (best is None or placed[0] > best[0]):
             best = placed
     if best is None:
@@ -260,13 +259,10 @@ class PlacementFinder:
         """
         load = self._load
         free: list[list[float]] = [[0.0] * each.count for each in placed]
-        for heap in free:
-            heapify(heap)
-        places = [
-            [(at, g.hosted[m].latency_us, g.hosted[m].occupied_us) for at, g in hosts]
-            for m in range(self._models)
-            for hosts in ([(at, g) for at, g in enumerate(placed) if m in g.hosted],)
-        ]
+        places: list[list[tuple[int, float, float]]] = [[] for _ in range(self._models)]
+        for at, groups in enumerate(placed):
+            for model, hosted in groups.hosted.items():
+                places[model].append((at, hosted.latency_us, hosted.occupied_us))
         missed, work, now = [0] * self._models, [0.0] * len(placed), 0.0
         for model, gap in zip(load.models, load.gaps, strict=True):
             now += gap * 1e6 / scale

@@ -43,7 +43,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Borrowed:
-    """Memory of one peer."""
+    """Memory that one peer has lent, opened in this process."""
 
     peer: str
     memory: LentMemory
@@ -126,7 +126,7 @@ class CacheBorrower:
             self._let_go(loan_id)
 
     def close(self) -> None:
-        """Lets go of all memory."""
+        """Lets go of all memory that peers have lent, as the agent ends."""
         for loan_id in list(self._open):
             self._let_go(loan_id)
 

@@ -69,10 +69,10 @@ LOAN_CHANGES: Mapping[LoanState, Mapping[LoanState, str]] = {
 
 
 class PieceEnd(enum.Enum):
-    """The end of a piece."""
+    """The outcome of a part of caches that was put into lent memory."""
 
     PASSED = "passed"
-    """The peer has its rows."""
+    """The peer has copied its rows to caches of its own."""
     REJECTED = "rejected"
     """The peer could not read it: its rows are to be sent otherwise."""
     LOST = "lost"
@@ -127,7 +127,7 @@ class CacheLender:
         self.ended: Callable[[Piece, PieceEnd], None] = lambda piece, end: None
         """Called once with every piece."""
         self._loans: dict[str, Loan] = {}
-        """The loans, by peer."""
+        """The memory that is lent now, by the peer that borrows it."""
         self._pieces: dict[int, Piece] = {}
         """The pieces that are lent, by the id of the loan."""
         self._barred: dict[str, Nanoseconds] = {}
@@ -253,7 +253,7 @@ class CacheLender:
                 self._fail(loan, f"no answer for {self.stall_timer}", PieceEnd.LOST)
 
     def close(self) -> None:
-        """Gives back all memory."""
+        """Gives back all memory that is lent, as the agent ends."""
         for peer in list(self._loans):
             self.lost(peer)
 

@@ -12,18 +12,18 @@ from catenary_agent.generation.state.states import CLOSED, LEAVING
 from catenary_protos.catenary.v1 import frame_pb2
 from tests.gpu_agent.generation.migration.test_move_interleavings import (
     CHAINS,
+    OFTEN,
     Cluster,
     Request,
-    cancel,
     drawn_requests,
     examples,
     finish,
+    losses,
     play,
-    raise_epoch,
+    starts,
 )
 from tests.support.ring_harness import SECOND_NS
 
-OFTEN = [6, pytest.param(300, marks=pytest.mark.system)]
 FROM, TO = CHAINS[5], CHAINS[3]
 """One agent with the whole model, and another one."""
 PROMPT = [(5 * n + 3) % 48 for n in range(12)]
@@ -270,17 +270,26 @@ def test_answers_of_others_of_other_loans_and_those_that_come_twice_change_nothi
     assert len(world.answer(1)) == 90
 
 
+def rewrite(world, change):
+    """Changes the headers of the frames that are on their way from the lender to the borrower."""
+    frames = world.wires["e", "c"]
+    for at, (data, payload, cache) in enumerate(frames):
+        header = frame_pb2.FrameHeader.FromString(data)
+        change(header)
+        frames[at] = (header.SerializeToString(), payload, cache)
+
+
 @pytest.mark.parametrize("change", [-1, 1, 1 << 40])
 def test_a_piece_of_another_size_than_its_rows_fails_its_move_and_is_returned(change):
     world = Lending()
     request = world.moving()
     world.until(lambda: world.loan() is not None and world.loan().state is LENT)
-    frames = world.wires["e", "c"]
-    for at, (data, payload, cache) in enumerate(frames):
-        header = frame_pb2.FrameHeader.FromString(data)
+
+    def changed(header):
         if header.cache.HasField("lent"):
             header.cache.lent.nbytes += change
-            frames[at] = (header.SerializeToString(), payload, cache)
+
+    rewrite(world, changed)
     world.run_out()
     assert request.dropped
     assert not world.borrowed
@@ -293,12 +302,12 @@ def test_a_piece_in_memory_of_another_lender_is_not_read():
     world = Lending()
     request = world.moving()
     world.until(lambda: world.loan() is not None and world.loan().state is LENT)
-    frames = world.wires["e", "c"]
-    for at, (data, payload, cache) in enumerate(frames):
-        header = frame_pb2.FrameHeader.FromString(data)
+
+    def changed(header):
         if header.cache.HasField("lent"):
             header.cache.lent.loan_id += 1
-            frames[at] = (header.SerializeToString(), payload, cache)
+
+    rewrite(world, changed)
     world.run_out()
     assert not world.borrowed
     assert not request.dropped or request.current == 1
@@ -309,12 +318,12 @@ def test_more_memory_than_may_be_lent_is_declined():
     world = Lending()
     world.moving()
     world.until(lambda: any(offered(frames) for frames in world.wires.values()))
-    frames = world.wires["e", "c"]
-    for at, (data, payload, cache) in enumerate(frames):
-        header = frame_pb2.FrameHeader.FromString(data)
+
+    def changed(header):
         if header.loan.step == _Step.STEP_OFFER:
             header.loan.nbytes = 1 << 30
-            frames[at] = (header.SerializeToString(), payload, cache)
+
+    rewrite(world, changed)
     world.run_out()
     assert (world.borrowed, world.loans_failed) == (0, 1)
     finish(world)
@@ -339,10 +348,7 @@ def test_whatever_cannot_be_read_every_answer_is_whole(count):
         world = Lending(
             chunk, data.draw(st.sampled_from([0, 2, 3])), are_slow=data.draw(st.booleans())
         )
-        acts = [
-            lambda n=number, r=request, rings=rings: world.start(n, r, rings)
-            for number, (request, rings) in drawn_requests(data).items()
-        ]
+        acts = starts(world, drawn_requests(data))
         failures = st.tuples(st.sampled_from(sorted(world.decoders)), st.sampled_from(FAILURES))
         for agent, what in data.draw(st.lists(failures, max_size=3)):
             acts.append(lambda a=agent, w=what: world.fail(a, w))
@@ -364,15 +370,7 @@ def test_what_is_lost_while_caches_are_lent_is_never_said_wrong_and_all_comes_fr
             chunk, data.draw(st.sampled_from([0, 2, 3])), are_slow=data.draw(st.booleans())
         )
         drawn = drawn_requests(data)
-        acts = [
-            lambda n=number, r=request, rings=rings: world.start(n, r, rings)
-            for number, (request, rings) in drawn.items()
-        ]
-        for number in data.draw(st.sets(st.sampled_from(sorted(drawn)))):
-            acts.append(lambda n=number: n in world.requests and cancel(world, n))
-        acts += [world.cut_one] * data.draw(st.integers(0, 2))
-        acts += [world.pass_time] * data.draw(st.integers(0, 1))
-        acts += [lambda: raise_epoch(world)] * data.draw(st.integers(0, 1))
+        acts = starts(world, drawn) + losses(world, data, drawn)
         play(world, data, data.draw(st.permutations(acts)), 150)
         if world.lost_answers:  # what these hold is free after the stall timeout, and not before
             world.run_out()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -167,6 +168,25 @@ def drawn_requests(data: st.DataObject) -> dict[int, tuple[Request, tuple[list, 
     return requests
 
 
+def starts(world: Cluster, drawn: dict[int, tuple[Request, tuple[list, list]]]) -> list:
+    """Returns what starts each of the requests that were drawn."""
+    return [
+        lambda n=number, r=request, rings=rings: world.start(n, r, rings)
+        for number, (request, rings) in drawn.items()
+    ]
+
+
+def losses(world: Cluster, data: st.DataObject, drawn: dict[int, Any]) -> list:
+    """Returns what ends requests, cuts wires, passes time and raises the epoch."""
+    acts = [
+        lambda n=number: n in world.requests and cancel(world, n)
+        for number in data.draw(st.sets(st.sampled_from(sorted(drawn))))
+    ]
+    acts += [world.cut_one] * data.draw(st.integers(0, 2))
+    acts += [world.pass_time] * data.draw(st.integers(0, 1))
+    return acts + [lambda: raise_epoch(world)] * data.draw(st.integers(0, 1))
+
+
 def play(world: Cluster, data: st.DataObject, acts: list, steps: int) -> None:
     """Does one thing after another that can happen, as the data chooses."""
     for _ in range(steps):
@@ -241,11 +261,7 @@ def test_whatever_moves_and_in_any_order_every_answer_is_whole(count):
         world = Cluster(
             chunk, data.draw(st.sampled_from([0, 2, 3])), are_slow=data.draw(st.booleans())
         )
-        acts = [
-            lambda n=number, r=request, rings=rings: world.start(n, r, rings)
-            for number, (request, rings) in drawn_requests(data).items()
-        ]
-        play(world, data, acts, 120)
+        play(world, data, starts(world, drawn_requests(data)), 120)
         finish(world)
         for number, request in world.requests.items():
             assert not request.is_lost
@@ -263,15 +279,7 @@ def test_what_is_lost_while_sessions_move_is_never_said_wrong_and_all_comes_free
             chunk, data.draw(st.sampled_from([0, 2, 3])), are_slow=data.draw(st.booleans())
         )
         drawn = drawn_requests(data)
-        acts = [
-            lambda n=number, r=request, rings=rings: world.start(n, r, rings)
-            for number, (request, rings) in drawn.items()
-        ]
-        for number in data.draw(st.sets(st.sampled_from(sorted(drawn)))):
-            acts.append(lambda n=number: n in world.requests and cancel(world, n))
-        acts += [world.cut_one] * data.draw(st.integers(0, 2))
-        acts += [world.pass_time] * data.draw(st.integers(0, 1))
-        acts += [lambda: raise_epoch(world)] * data.draw(st.integers(0, 1))
+        acts = starts(world, drawn) + losses(world, data, drawn)
         play(world, data, data.draw(st.permutations(acts)), 150)
         finish(world)
 
