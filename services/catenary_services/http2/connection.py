@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from catenary_services.http2 import frames
 from catenary_services.http2.control_frames import ControlFrames
-from catenary_services.http2.flood_limit import FloodLimit
+from catenary_services.http2.flood_limit import FloodLimit, TurnBudget
 from catenary_services.http2.frame_reader import FrameReader, HeaderFrames
 from catenary_services.http2.frames import (
     ACK,
@@ -77,6 +77,7 @@ class ServerConnection(Generic[T]):
         self,
         opener: StreamOpener[T],
         limits: ConnectionLimits,
+        budget: TurnBudget,
         wanted: Callable[[], None],
         now_s: float,
     ) -> None:
@@ -85,6 +86,7 @@ class ServerConnection(Generic[T]):
         Args:
             opener: Who takes new streams.
             limits: The limits of the server.
+            budget: The work that its connections may do in one turn.
             wanted: Called when there is something to be written.
             now_s: The time.
         """
@@ -105,9 +107,9 @@ class ServerConnection(Generic[T]):
             frames.WINDOW_UPDATE: self._on_window,
         }
         self._window = INITIAL_WINDOW
-        self._headers = HeaderFrames(self._take_block, self._flood_limit)
+        self._headers = HeaderFrames(self._take_block, self._flood_limit, budget)
         self._reader = FrameReader(
-            self._on_data, self._on_frame, self._headers, limits.calls_at_once
+            self._on_data, self._on_frame, self._headers, limits.calls_at_once, budget
         )
         self.last_number = 0
         self._highest = 0
@@ -125,7 +127,7 @@ class ServerConnection(Generic[T]):
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of a frame and of a block of headers that are not finished."""
+        """Bytes of a frame and of a block of headers that are not finished, or that wait."""
         return self._reader.unfinished_bytes + self._headers.unfinished_bytes
 
     @property

@@ -1,9 +1,15 @@
-"""A limit on what a peer costs while nothing gets done: a bucket that time and work fill."""
+"""Limits on what peers cost: each while nothing gets done, and all in one turn of the event loop."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 from catenary_services.http2.frames import ENHANCE_YOUR_CALM, ConnectionViolation
-from catenary_services.http2.limits import FLOOD_BURST, FLOOD_PER_S
+from catenary_services.http2.limits import FLOOD_BURST, FLOOD_PER_S, WORK_AT_ONCE
+
+T = TypeVar("T")
 
 
 class FloodLimit:
@@ -35,3 +41,56 @@ class FloodLimit:
     def restore(self, amount: int) -> None:
         """Puts something back."""
         self._left = min(FLOOD_BURST, self._left + amount)
+
+
+class TurnBudget:
+    """The work of reading that all connections of a server have left in this turn of the event loop.
+
+    Attributes:
+        is_spent: Whether what can wait waits for the next turn.
+    """
+
+    __slots__ = ("_at_next_turn", "_left", "is_spent")
+
+    def __init__(self, at_next_turn: Callable[[Callable[[], None]], object]) -> None:
+        """Creates a whole budget.
+
+        Args:
+            at_next_turn: Has a function called when the next turn begins.
+        """
+        self._at_next_turn = at_next_turn
+        self._left = WORK_AT_ONCE
+        self.is_spent = False
+
+    def spend(self, work: int) -> None:
+        """Takes work that was done, counted in short blocks of headers, out of the budget."""
+        if self._left == WORK_AT_ONCE:
+            self._at_next_turn(self._renew)
+        self._left -= work
+        self.is_spent = self._left <= 0
+
+    def _renew(self) -> None:
+        self._left = WORK_AT_ONCE
+        self.is_spent = False
+
+
+class TurnQueue(Generic[T]):
+    """The connections that wait for their turn: those of each source in their order, sources by turns."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, OrderedDict[T, None]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, source: str, connection: T) -> None:
+        """Has a connection of a source wait, unless it does."""
+        self._waiting.setdefault(source, OrderedDict())[connection] = None
+
+    def take(self) -> T:
+        """Returns the connection whose turn it is, which waits no longer."""
+        source, connections = self._waiting.popitem(last=False)
+        connection, _ = connections.popitem(last=False)
+        if connections:
+            self._waiting[source] = connections
+        return connection

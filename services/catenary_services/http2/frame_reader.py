@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from catenary_services.http2 import frames
-from catenary_services.http2.flood_limit import FloodLimit
+from catenary_services.http2.flood_limit import FloodLimit, TurnBudget
 from catenary_services.http2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -26,12 +26,14 @@ from catenary_services.http2.limits import (
     BLOCK_FRAMES,
     COST_OF_FRAME,
     FRAMES_AT_ONCE,
+    FRAMES_PER_WORK,
+    PASSING_BLOCK_BYTES,
+    SHORT_BLOCK_BYTES,
 )
 
 _head_at = frames.HEAD.unpack_from
 _word_at = WORD.unpack_from
-_SHORT_BLOCK_BITS = 7
-"""Blocks of headers shorter than two to this count once; the time to read one grows with it."""
+_OF_HEADERS = frozenset((frames.HEADERS, frames.CONTINUATION))
 OnData = Callable[[int, int, bytes, int, int], None]
 """Takes the flags and the stream of a frame of data, and where its payload lies in which bytes."""
 OnFrame = Callable[[int, int, int, bytes], None]
@@ -46,17 +48,34 @@ class HeaderFrames:
         taken: The number of blocks that were finished, in which long ones count as several.
     """
 
-    __slots__ = ("_bytes", "_flood_limit", "_is_last", "_parts", "_take", "taken", "unfinished")
+    __slots__ = (
+        "_budget",
+        "_bytes",
+        "_flood_limit",
+        "_hand_on",
+        "_is_last",
+        "_parts",
+        "taken",
+        "unfinished",
+    )
 
-    def __init__(self, take: Callable[[int, bytes, bool], None], flood_limit: FloodLimit) -> None:
+    def __init__(
+        self,
+        hand_on: Callable[[int, bytes, bool], None],
+        flood_limit: FloodLimit,
+        budget: TurnBudget,
+    ) -> None:
         """Creates a reader.
 
         Args:
-            take: Gets the stream of a block, the block, and whether nothing follows on the stream.
+            hand_on: Gets the stream of a block, the block, and whether nothing follows on the
+                stream.
             flood_limit: Of the peer.
+            budget: Of all peers; every block costs some of it.
         """
-        self._take = take
+        self._hand_on = hand_on
         self._flood_limit = flood_limit
+        self._budget = budget
         self.unfinished = 0
         self.taken = 0
         self._parts: list[bytes] = []
@@ -68,11 +87,20 @@ class HeaderFrames:
         """Bytes of the unfinished block."""
         return self._bytes if self.unfinished else 0
 
+    def can_wait(self, kind: int, flags: int, nbytes: int, is_first: bool) -> bool:
+        """Returns whether a frame ends a block that waits while others have done the work.
+
+        The first block that a connection brings does not, unless it is longer than those of most
+        calls.
+        """
+        is_passing = is_first and self.unfinished_bytes + nbytes <= PASSING_BLOCK_BYTES
+        return kind in _OF_HEADERS and bool(flags & END_HEADERS) and not is_passing
+
     def on_headers(self, flags: int, number: int, payload: bytes) -> None:
         """Takes the first frame of a block, which mostly is the whole.
 
         Raises:
-            ConnectionViolation: It is no such frame, or what `take` raises.
+            ConnectionViolation: It is no such frame, or what `hand_on` raises.
         """
         if not number & 1:
             raise ConnectionViolation(PROTOCOL_ERROR, "the number of a stream is wrong")
@@ -89,7 +117,6 @@ class HeaderFrames:
             raise ConnectionViolation(PROTOCOL_ERROR, "more padding than there is frame")
         block = payload[begin:end] if begin or end < len(payload) else payload
         if flags & END_HEADERS:
-            self.taken += 1 + (len(block) >> _SHORT_BLOCK_BITS)
             self._take(number, block, bool(flags & END_STREAM))
         else:
             self._parts, self._bytes = [block], len(block)
@@ -99,7 +126,7 @@ class HeaderFrames:
         """Takes a further frame of the unfinished block.
 
         Raises:
-            ConnectionViolation: There is none, or it is too long, or what `take` raises.
+            ConnectionViolation: There is none, or it is too long, or what `hand_on` raises.
         """
         if not self.unfinished:
             raise ConnectionViolation(PROTOCOL_ERROR, "a continuation of nothing")
@@ -110,12 +137,17 @@ class HeaderFrames:
         if flags & END_HEADERS:
             number, self.unfinished = self.unfinished, 0
             block, self._parts = b"".join(self._parts), []
-            self.taken += 1 + (len(block) >> _SHORT_BLOCK_BITS)
             self._take(number, block, self._is_last)
 
     def let_go(self) -> None:
         """Forgets the unfinished block of a connection that is over."""
         self.unfinished, self._parts, self._bytes = 0, [], 0
+
+    def _take(self, number: int, block: bytes, is_last: bool) -> None:
+        work = 1 + len(block) // SHORT_BLOCK_BYTES
+        self.taken += work
+        self._budget.spend(work)
+        self._hand_on(number, block, is_last)
 
 
 class FrameReader:
@@ -126,6 +158,7 @@ class FrameReader:
     """
 
     __slots__ = (
+        "_budget",
         "_has_preface",
         "_headers",
         "_most_blocks",
@@ -136,7 +169,12 @@ class FrameReader:
     )
 
     def __init__(
-        self, on_data: OnData, on_frame: OnFrame, headers: HeaderFrames, most_blocks: int
+        self,
+        on_data: OnData,
+        on_frame: OnFrame,
+        headers: HeaderFrames,
+        most_blocks: int,
+        budget: TurnBudget,
     ) -> None:
         """Creates a reader of a connection that has not begun.
 
@@ -145,7 +183,9 @@ class FrameReader:
             on_frame: Takes all others.
             headers: Says whether a block of headers is unfinished, which nothing may interrupt.
             most_blocks: The most short blocks of headers that are handed on at once.
+            budget: Of all connections.
         """
+        self._budget = budget
         self._on_data = on_data
         self._on_frame = on_frame
         self._headers = headers
@@ -156,14 +196,15 @@ class FrameReader:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of the frame that is not whole."""
+        """Bytes of the frame that is not whole, and of frames that wait for another turn."""
         return len(self._rest)
 
     def receive(self, data: bytes) -> None:
         """Takes bytes, and hands on the frames that are whole by now.
 
         After many frames, or blocks of headers, it stops; the rest is handed on when it is called
-        again.
+        again. So it does after few frames, before a second block, and before a long one if the
+        connections have spent their budget, unless this one has waited for its turn.
 
         Raises:
             ConnectionViolation: They are not HTTP/2, or what a taker of frames raises.
@@ -179,7 +220,9 @@ class FrameReader:
                 return
             self._has_preface, at = True, len(PREFACE)
         headers, on_data = self._headers, self._on_data
-        enough, frames_left = headers.taken + self._most_blocks, FRAMES_AT_ONCE
+        is_crowded = self._budget.is_spent and not self.has_more
+        before = headers.taken
+        frames_left = most_frames = FRAMES_PER_WORK if is_crowded else FRAMES_AT_ONCE
         self.has_more = False
         while end - at >= HEAD_BYTES:
             word, flags, number = _head_at(data, at)
@@ -195,14 +238,19 @@ class FrameReader:
                 raise ConnectionViolation(PROTOCOL_ERROR, "a block of headers is interrupted")
             if kind == frames.DATA:
                 on_data(flags, number, data, begin, at)
+            elif is_crowded and headers.can_wait(kind, flags, size, headers.taken == before):
+                at, self.has_more = begin - HEAD_BYTES, True
+                break
             else:
                 self._on_frame(kind, flags, number, data[begin:at])
             frames_left -= 1
-            if headers.taken >= enough or not frames_left:
+            if headers.taken - before >= self._most_blocks or not frames_left:
                 self.has_more = at < end
                 break
         if at < end:
             self._rest = data[at:]
+        if most_frames - frames_left >= FRAMES_PER_WORK:
+            self._budget.spend((most_frames - frames_left) // FRAMES_PER_WORK)
 
     def let_go(self) -> None:
         """Forgets the unfinished frame of a connection that is over."""

@@ -17,6 +17,17 @@ MOST_WAITING_STREAMS: Final = 256
 """The most streams whose answers wait for a peer; with more, its new calls are refused."""
 FRAMES_AT_ONCE: Final = 128
 """The most frames of one connection that are handled before others have their turn."""
+WORK_AT_ONCE: Final = 32
+"""The work of reading, counted in short blocks of headers, after which all connections of a server
+leave the rest to the next turn of the event loop. A short block takes a tenth of a millisecond at
+the most, in plain Python."""
+SHORT_BLOCK_BYTES: Final = 128
+"""Blocks of headers that are shorter count once; the time to read one grows with it."""
+PASSING_BLOCK_BYTES: Final = 2 * SHORT_BLOCK_BYTES
+"""The longest block of headers that is read though that work is done: those of callers that let the
+table do its work are shorter, and to read one costs no more than to answer its call."""
+FRAMES_PER_WORK: Final = 16
+"""The number of frames that cost as much as one short block of headers."""
 
 FLOOD_BURST: Final = 10_000
 """The most that a peer may cost without letting anything get done."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, cast
 
 from catenary_services.http2.connection import ServerConnection, StreamOpener
+from catenary_services.http2.flood_limit import TurnBudget
 from catenary_services.http2.frames import CANCEL, ENHANCE_YOUR_CALM, NO_ERROR, ConnectionViolation
 from catenary_services.http2.limits import ConnectionLimits
 from catenary_services.log import get_logger
@@ -22,7 +23,13 @@ _log = get_logger("catenary_services.http2")
 
 
 class ConnectionOwner(Protocol[T]):
-    """The server of a connection."""
+    """The server of a connection.
+
+    Attributes:
+        turn_budget: The work that its connections may do in one turn of the event loop.
+    """
+
+    turn_budget: TurnBudget
 
     def open(self, connection: ConnectionProtocol[T]) -> StreamOpener[T]:
         """Returns who takes the streams of a connection that is about to be made."""
@@ -41,7 +48,7 @@ class ConnectionOwner(Protocol[T]):
         ...
 
     def begun(self, nbytes: int) -> None:
-        """Learns that more bytes of frames or headers came that are not finished."""
+        """Learns that more bytes came that are no whole frame or block of headers, or that wait."""
         ...
 
 
@@ -86,7 +93,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
         self._sent_at_ping = -1
         self._opener = owner.open(self)
         self.connection: ServerConnection[T] = ServerConnection(
-            self._opener, limits, self._flush_soon, now_s
+            self._opener, limits, owner.turn_budget, self._flush_soon, now_s
         )
         self.connection.control.on_ping = self._on_ping
 
@@ -144,9 +151,8 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
                 self.transport.resume_reading()
 
     def _note_unfinished(self) -> None:
-        """Tells the owner of more that is unfinished, which does not just wait for its turn."""
-        before, connection = self._unfinished_bytes, self.connection
-        self._unfinished_bytes = 0 if connection.has_more else connection.unfinished_bytes
+        """Tells the owner of more that is unfinished, or waits for its turn."""
+        before, self._unfinished_bytes = self._unfinished_bytes, self.connection.unfinished_bytes
         if self._unfinished_bytes > before:
             self._owner.begun(self._unfinished_bytes - before)
 

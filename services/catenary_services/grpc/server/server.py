@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from typing import Any, cast
 
 import grpc
@@ -17,6 +16,7 @@ from catenary_services.grpc.server.methods import MethodTable
 from catenary_services.grpc.server.receiving_budget import ReceivingBudget
 from catenary_services.grpc.server.request_head import RequestHead
 from catenary_services.http2.connection import StreamOpener
+from catenary_services.http2.flood_limit import TurnBudget, TurnQueue
 from catenary_services.http2.held_memory import LOOKED_FOR_AFTER, held_bytes, surplus
 from catenary_services.http2.limits import ConnectionLimits
 from catenary_services.http2.protocol import ConnectionProtocol
@@ -33,8 +33,6 @@ MOST_CALLS_OF_ONE_SOURCE = 16_384
 """The most concurrent calls of one key, or address without one; each holds some kilobytes."""
 _LOOK_S = 0.5
 _RETRY_NS = 1_000_000_000
-_TURNS_AT_ONCE = 1
-"""The number of connections with many calls that go on in one turn of the event loop."""
 _FLUSH_S = 0.2
 """Seconds within which a peer must take the last answers when the server stops."""
 _LISTENER_LIMITS = ListenerLimits(most_waiting=2_048, most_opening=128, wait_s=10.0)
@@ -56,6 +54,7 @@ class GrpcServer:
         most_calls: The most concurrent calls.
         most_connections: The most connections.
         calls: The number of calls that are worked on.
+        turn_budget: The work that all connections may do in one turn of the event loop.
     """
 
     def __init__(  # noqa: PLR0913
@@ -79,7 +78,8 @@ class GrpcServer:
         self.calls = 0
         self.most_connections = most_connections
         self._calls_of: dict[str, int] = {}
-        self._turns: dict[ConnectionProtocol[RequestHead], None] = {}
+        self.turn_budget = TurnBudget(_at_next_turn)
+        self._turns: TurnQueue[ConnectionProtocol[RequestHead]] = TurnQueue()
         self._is_turning = False
         self._begun_bytes = 0
         self._connections: dict[CallConnection, None] = {}
@@ -209,12 +209,13 @@ class GrpcServer:
         self._moved.set()
 
     def wait_for_turn(self, connection: ConnectionProtocol[RequestHead]) -> None:
-        """Has a connection that began many calls at once go on after others.
+        """Has a connection with much to be read go on after others.
 
-        Of all such connections few go on in each turn of the event loop, so that callers with
-        thousands of calls on many connections delay the others' single ones by little.
+        Of all such connections one goes on in each turn of the event loop, so that callers with
+        thousands of calls, or long headers, on many connections delay the others' single ones by
+        little.
         """
-        self._turns[connection] = None
+        self._turns.add(connection.peer[0], connection)
         self._take_turns_soon()
 
     def begun(self, nbytes: int) -> None:
@@ -232,9 +233,7 @@ class GrpcServer:
 
     def _take_turns(self) -> None:
         self._is_turning = False
-        for connection in list(islice(self._turns, _TURNS_AT_ONCE)):
-            del self._turns[connection]
-            connection.take_turn()
+        self._turns.take().take_turn()
         self._take_turns_soon()
 
     def _connected(self, settled: Callable[[], None]) -> asyncio.BaseProtocol:
@@ -268,6 +267,10 @@ class GrpcServer:
             source = connections[ended[0]].address
             _log.warning("connections_held_too_much", count=len(ended), source=source)
             give_back_soon()
+
+
+def _at_next_turn(begun: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(begun)
 
 
 class _Refusal(asyncio.Protocol):

@@ -277,6 +277,28 @@ async def test_a_thousand_calls_at_once_are_all_answered_and_others_between_them
             client.close()
 
 
+async def test_a_call_is_answered_between_long_headers_of_many_connections() -> None:
+    """All of them come in one turn of the loop; each refers 400 times to what it had noted."""
+    noting = call_headers("/t.T/Say") + b"\x40\1x\0"
+    long = call_headers("/t.T/Wait") + b"\xbe" * 400
+    async with served() as (port, service, _):
+        many = [await RawClient.connect(port) for _ in range(60)]
+        one = await RawClient.connect(port)
+        for client in (*many, one):
+            client.send(frame(frames.HEADERS, END_HEADERS, 1, noting))
+            client.send(data(1, prefixed(b"x"), ends=True))
+            assert await client.next_of(frames.DATA) is not None
+        for client in many:
+            client.send(frame(frames.HEADERS, END_HEADERS, 3, long))
+            client.send(data(3, prefixed(b"x"), ends=True))
+        one.send(opening(3, "/t.T/Say"), data(3, prefixed(b"x"), ends=True))
+        assert await one.next_of(frames.DATA) is not None
+        assert service.begun < len(many)
+        await until(lambda: service.begun == len(many))
+        for client in (*many, one):
+            client.close()
+
+
 async def test_silence_before_the_first_call_ends_the_connection() -> None:
     async with served(ConnectionLimits(first_stream_s=0.3)) as (port, _, _server):
         client = await RawClient.connect(port)
