@@ -1,4 +1,4 @@
-"""Limits on what peers cost: each while nothing gets done, and all in one turn of the event loop."""
+"""Limits on what peers cost: one while nothing gets done, and all in a turn of the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from catenary_services.http2.frames import ENHANCE_YOUR_CALM, ConnectionViolation
-from catenary_services.http2.limits import FLOOD_BURST, FLOOD_PER_S, WORK_AT_ONCE
+from catenary_services.http2.limits import (
+    FLOOD_BURST,
+    FLOOD_PER_S,
+    FRAMES_PER_WORK,
+    WORK_AT_ONCE,
+)
 
 T = TypeVar("T")
 
@@ -44,7 +49,7 @@ class FloodLimit:
 
 
 class TurnBudget:
-    """The work of reading that all connections of a server have left in this turn of the event loop.
+    """The work of reading that all connections of a server may still do in this turn of the loop.
 
     Attributes:
         is_spent: Whether what can wait waits for the next turn.
@@ -69,13 +74,18 @@ class TurnBudget:
         self._left -= work
         self.is_spent = self._left <= 0
 
+    def spend_frames(self, frames: int) -> None:
+        """Takes the work of some frames, whatever they were, out of the budget; few cost nothing."""
+        if frames >= FRAMES_PER_WORK:
+            self.spend(frames // FRAMES_PER_WORK)
+
     def _renew(self) -> None:
         self._left = WORK_AT_ONCE
         self.is_spent = False
 
 
 class TurnQueue(Generic[T]):
-    """The connections that wait for their turn: those of each source in their order, sources by turns."""
+    """The connections that wait to be read: sources take turns, those of one in their order."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, OrderedDict[T, None]] = OrderedDict()

@@ -213,12 +213,10 @@ class FrameReader:
             data, self._rest = self._rest + data, b""
         at, end = 0, len(data)
         if not self._has_preface:
-            if data[: len(PREFACE)] != PREFACE[:end]:
-                raise ConnectionViolation(PROTOCOL_ERROR, "this port speaks HTTP/2 only")
-            if end < len(PREFACE):
+            if not self._take_preface(data):
                 self._rest = data
                 return
-            self._has_preface, at = True, len(PREFACE)
+            at = len(PREFACE)
         headers, on_data = self._headers, self._on_data
         is_crowded = self._budget.is_spent and not self.has_more
         before = headers.taken
@@ -249,9 +247,19 @@ class FrameReader:
                 break
         if at < end:
             self._rest = data[at:]
-        if most_frames - frames_left >= FRAMES_PER_WORK:
-            self._budget.spend((most_frames - frames_left) // FRAMES_PER_WORK)
+        self._budget.spend_frames(most_frames - frames_left)
 
     def let_go(self) -> None:
         """Forgets the unfinished frame of a connection that is over."""
         self._rest = b""
+
+    def _take_preface(self, data: bytes) -> bool:
+        """Returns whether the bytes of a connection begin with all that comes before frames.
+
+        Raises:
+            ConnectionViolation: They begin with something else.
+        """
+        if data[: len(PREFACE)] != PREFACE[: len(data)]:
+            raise ConnectionViolation(PROTOCOL_ERROR, "this port speaks HTTP/2 only")
+        self._has_preface = len(data) >= len(PREFACE)
+        return self._has_preface
