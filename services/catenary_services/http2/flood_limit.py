@@ -75,7 +75,7 @@ class TurnBudget:
         self.is_spent = self._left <= 0
 
     def spend_frames(self, frames: int) -> None:
-        """Takes the work of some frames, whatever they were, out of the budget; few cost nothing."""
+        """Takes the work of frames, whatever they were, out of the budget; few cost nothing."""
         if frames >= FRAMES_PER_WORK:
             self.spend(frames // FRAMES_PER_WORK)
 
