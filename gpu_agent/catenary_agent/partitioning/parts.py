@@ -90,7 +90,7 @@ def part_folder(cache: Path, name: PartName, build: Callable[[Path], None]) -> I
         yield final
         reading.finish()
         return
-    with ScratchFolder("catenary-part-") as made:
+    with ScratchFolder(".catenary-part-") as made:
         build(made)
         yield made
 
