@@ -285,16 +285,17 @@ def p99(values: list[float]) -> float:
     return statistics.quantiles(values, n=100)[-1] if len(values) > 1 else 0.0
 
 
-def launched(stand: Stand, name: str) -> subprocess.Popen[str]:
+def process_of(*arguments: str) -> subprocess.Popen[str]:
+    """Starts `attacks.py` in a process of its own."""
     env = environment()
     env["PYTHONPATH"] += os.pathsep + str(ROOT / "tests" / "support")
-    process = subprocess.Popen(
-        [sys.executable, attacks.__file__, name],
-        env=env,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    command = [sys.executable, attacks.__file__, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe)
+
+
+def launched(stand: Stand, name: str) -> subprocess.Popen[str]:
+    process = process_of(name)
     assert process.stdin is not None
     process.stdin.write(attacks.as_json(stand.target))
     process.stdin.close()
@@ -329,12 +330,11 @@ async def honest_peers(stand: Stand, folder: Path, attempts: int) -> tuple[int, 
 def calm_p99(stand: Stand, share: float) -> float:
     """Returns the p99 beside a load that costs the machine as much and asks nothing of anybody."""
     count = max(1, math.ceil(share))
-    arguments = [sys.executable, attacks.__file__, "--burn", f"{share / count}", f"{CALM_S}"]
     with SteadyUse(stand) as use:
-        burning = [subprocess.Popen(arguments) for _ in range(count)]
+        burning = [process_of("--burn", f"{share / count}", f"{CALM_S}") for _ in range(count)]
         time.sleep(CALM_S)
         for process in burning:
-            process.wait(60)
+            assert process.wait(60) == 0
     return p99(use.metadata_s)
 
 
