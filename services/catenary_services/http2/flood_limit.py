@@ -97,6 +97,14 @@ class TurnQueue(Generic[T]):
         """Has a connection of a source wait, unless it does."""
         self._waiting.setdefault(source, OrderedDict())[connection] = None
 
+    def drop(self, source: str, connection: T) -> None:
+        """Has a connection of a source wait no longer, if it does."""
+        connections = self._waiting.get(source)
+        if connections is not None and connection in connections:
+            del connections[connection]
+            if not connections:
+                del self._waiting[source]
+
     def take(self) -> T:
         """Returns the connection whose turn it is, which waits no longer."""
         source, connections = self._waiting.popitem(last=False)

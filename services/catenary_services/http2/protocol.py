@@ -39,7 +39,7 @@ class ConnectionOwner(Protocol[T]):
         """Learns that a connection is made."""
         ...
 
-    def lost(self, opener: StreamOpener[T]) -> None:
+    def lost(self, connection: ConnectionProtocol[T], opener: StreamOpener[T]) -> None:
         """Learns that a connection that was made is over."""
         ...
 
@@ -178,7 +178,7 @@ class ConnectionProtocol(asyncio.Protocol, Generic[T]):
             self._settled()
             self._settled = None
         self.connection.end()
-        self._owner.lost(self._opener)
+        self._owner.lost(self, self._opener)
 
     # ---- the server ----
 

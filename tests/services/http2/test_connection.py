@@ -652,3 +652,13 @@ def test_sources_take_turns_whatever_number_of_connections_they_have() -> None:
     while queue:
         taken.append(queue.take())
     assert taken == ["a1", "b1", "a2", "b2", "a3", "a4"]
+
+
+def test_who_is_lost_has_no_turn() -> None:
+    queue: TurnQueue[str] = TurnQueue()
+    for source, connection in ("a1", "a2", "b1"):
+        queue.add(source, source + connection)
+    for source, connection in ("a1", "b1", "b2", "c1"):
+        queue.drop(source, source + connection)
+    assert queue.take() == "a2"
+    assert not queue

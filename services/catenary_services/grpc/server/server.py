@@ -202,10 +202,13 @@ class GrpcServer:
         assert isinstance(opener, CallConnection)
         self._connections[opener] = None
 
-    def lost(self, opener: StreamOpener[RequestHead]) -> None:
+    def lost(
+        self, connection: ConnectionProtocol[RequestHead], opener: StreamOpener[RequestHead]
+    ) -> None:
         """Forgets a connection."""
         assert isinstance(opener, CallConnection)
         self._connections.pop(opener, None)
+        self._turns.drop(connection.peer[0], connection)
         self._moved.set()
 
     def wait_for_turn(self, connection: ConnectionProtocol[RequestHead]) -> None:
@@ -233,7 +236,8 @@ class GrpcServer:
 
     def _take_turns(self) -> None:
         self._is_turning = False
-        self._turns.take().take_turn()
+        if self._turns:
+            self._turns.take().take_turn()
         self._take_turns_soon()
 
     def _connected(self, settled: Callable[[], None]) -> asyncio.BaseProtocol:

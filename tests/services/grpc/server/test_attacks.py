@@ -18,6 +18,7 @@ from catenary_services.http2 import frames
 from catenary_services.http2.frames import END_HEADERS, PREFACE, frame, settings_frame, window_frame
 from catenary_services.http2.held_memory import surplus
 from catenary_services.http2.limits import ConnectionLimits
+from catenary_services.http2.protocol import ConnectionProtocol
 from catenary_services.security.tls import ClientSecurity, ServerSecurity
 from catenary_services.tcp_listener import ListenerLimits
 from certificates import Certificates
@@ -297,6 +298,31 @@ async def test_a_call_is_answered_between_long_headers_of_many_connections() -> 
         await until(lambda: service.begun == len(many))
         for client in (*many, one):
             client.close()
+
+
+async def test_who_is_ended_while_it_waits_has_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = "catenary_services.grpc.server.server"
+    monkeypatch.setattr(f"{place}.surplus", partial(surplus, most_bytes=10_000))
+    monkeypatch.setattr(f"{place}.LOOKED_FOR_AFTER", 20_000)
+    turns_of_lost = []
+    take_turn = ConnectionProtocol.take_turn
+
+    def noted(protocol: ConnectionProtocol[Any]) -> None:
+        turns_of_lost.append(protocol.transport is None)
+        take_turn(protocol)
+
+    monkeypatch.setattr(ConnectionProtocol, "take_turn", noted)
+    async with served() as (port, _, server):
+        clients = [await RawClient.connect(port) for _ in range(60)]
+        await until(lambda: server.connections == 60)
+        for client in clients:
+            client.send(opening(1, "/t.T/Say", ("x", "y" * 1_000)))
+        await until(lambda: server.connections < 60)
+        await until(lambda: bool(turns_of_lost))
+        for client in clients:
+            client.close()
+        await until(lambda: server.connections == 0)
+    assert not any(turns_of_lost)
 
 
 async def test_silence_before_the_first_call_ends_the_connection() -> None:
