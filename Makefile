@@ -14,6 +14,9 @@ ENGINES := .venv-engines
 PEERS := $(if $(ONLY),$(ONLY),$(patsubst requirements/peers/%.txt,%,$(wildcard requirements/peers/*.txt)))
 CLIENTS := $(if $(ONLY),$(ONLY),$(patsubst requirements/ecosystem/%.txt,%,$(wildcard requirements/ecosystem/*.txt)))
 
+# Where it is set, each of the thousand processes that tests start compiles all its sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: engines truth help setup native proto proto-check sdk lint type unit fast test test-nightly test-system test-browser ecosystem peers chaos fuzz fuzz-parsers bench bench-peers deploy-check deploy-schema sbom sim docs up demo clean
 .PHONY: compose-up compose-test compose-down gpu-wheels gpu-check gpu-bench gpu-platform gpu-dry
 

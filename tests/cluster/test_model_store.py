@@ -90,7 +90,7 @@ def fetched(folder: Path, key: ModelKey) -> tuple[int, int]:
     return KeptVersion(repository.folder(key), record).bytes_here()
 
 
-@pytest.mark.parametrize("owner", ["gateway", "agent-2"])
+@pytest.mark.parametrize("owner", ["agent-2", pytest.param("gateway", marks=pytest.mark.nightly)])
 async def test_agents_fetch_their_share_from_whoever_has_it(tmp_path: Path, owner: str) -> None:
     expected = answer_to(PROMPTS[1], TOKENS)
     image = preprocess(sample_photographs()["coffee"])

@@ -210,6 +210,15 @@ class TextStage(Endpoints):
         """Waits until nothing is held; fails if something stays."""
         await until(lambda: not any(self.leftovers().values()), "that all is free")
 
+    async def start_over(self) -> None:
+        """Forgets what was asked for and scripted, once nothing is held."""
+        await self.is_empty()
+        self.scheduler.session_script = self.scheduler.one_start
+        self.scheduler.heard = asyncio.Queue()
+        for agent in self.agents:
+            agent.frames.clear()
+            agent.opened, agent.moves = asyncio.Queue(), asyncio.Queue()
+
 
 async def answering(session: Session) -> None:
     """Says "Hello!" and ends."""

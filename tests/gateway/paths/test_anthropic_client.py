@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anthropic
 import pytest
+import pytest_asyncio
 
 from catenary_services.security.keys import add_key
 from generation_harness import TextStage
@@ -25,7 +26,7 @@ def client_of(stage: TextStage, key: str = "any") -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=stage.http, api_key=key, max_retries=0, timeout=30.0)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def asking(running: TextStage) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with client_of(running) as opened:
         yield opened

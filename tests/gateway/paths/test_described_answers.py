@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import jsonschema
 import pytest
+import pytest_asyncio
 
 from fuzzing.likely_values import LIKELY
 from generation_harness import TextStage
@@ -39,7 +40,7 @@ class Described:
         jsonschema.Draft202012Validator({**components, **schema}).validate(body)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def described(running: TextStage) -> Described:
     async with (
         aiohttp.ClientSession() as session,

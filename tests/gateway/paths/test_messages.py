@@ -140,7 +140,8 @@ async def test_an_error_behind_the_first_token_is_an_event(running: TextStage) -
         await generating.say("a")
         async with await asking as answer:
             failure = common_pb2.Failure(reason="PARTITION_LOST", message="gone")
-            rejected = scheduler_pb2.RejectRequest(request_id=1, failure=failure)
+            asked = generating.opening.request_id
+            rejected = scheduler_pb2.RejectRequest(request_id=asked, failure=failure)
             running.scheduler.send(Down(reject=rejected))
             name, error = (await events_of(answer))[-1]
     assert name == "error"

@@ -114,7 +114,8 @@ async def test_an_error_behind_the_first_token_is_a_failed_response(
     await session.say("a")
     stream = await asking
     failure = common_pb2.Failure(reason="PARTITION_LOST", message="gone")
-    rejected = scheduler_pb2.RejectRequest(request_id=1, failure=failure)
+    asked = session.opening.request_id
+    rejected = scheduler_pb2.RejectRequest(request_id=asked, failure=failure)
     running.scheduler.send(Down(reject=rejected))
     events = [event async for event in stream]
     assert events[-1].type == "response.failed"
