@@ -10,6 +10,8 @@ import json
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from catenary_gateway.generation.text.jailed.orders import unpacked
 from catenary_gateway.generation.text.token_decoders import (
     BYTE_LEVEL,
@@ -36,8 +38,9 @@ class TokenTable:
         """
         self._content = described.tokens
         self._starts = unpacked(described.starts)
-        ends = list(self._starts)
-        if not ends or ends[0] or ends != sorted(ends) or ends[-1] != len(self._content):
+        ends = np.frombuffer(self._starts, np.uint32)
+        is_sorted = bool((ends[1:] >= ends[:-1]).all())
+        if not ends.size or ends[0] or not is_sorted or ends[-1] != len(self._content):
             raise ValueError("its tokens do not fit their table")
         self.added = described.added
         self.special = frozenset(described.special)
