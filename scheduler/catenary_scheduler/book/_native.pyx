@@ -11,8 +11,8 @@ differs. `tests/scheduler/book/test_native.py` holds the two against each other.
 """
 
 from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memmove
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove
 
 from catenary_services.errors import InternalError
 
@@ -27,7 +27,7 @@ cdef int64_t SECOND = 1_000_000_000
 
 cdef struct Line:
     int64_t* starts
-    int64_t* ends
+    int64_t* ends  # in one piece of memory with the starts
     Py_ssize_t count
     Py_ssize_t room
     int64_t busy_until
@@ -144,10 +144,21 @@ cdef class BookedInterval:
         return len(self.timelines) > 1
 
 
+cdef struct Watch:
+    void* pool
+    Py_ssize_t index
+
+
 cdef class Timeline:
-    """See `timeline.Timeline`."""
+    """See `timeline.Timeline`.
+
+    A decision in a large cluster finds most of its timelines in no cache, so what it needs of them
+    is in few places.
+    """
 
     cdef Line line
+    cdef Watch* watches  # the same as `watchers`, which keeps the pools alive
+    cdef Py_ssize_t watch_count
     cdef readonly object resource
     cdef readonly list uses
     cdef list watchers
@@ -157,15 +168,25 @@ cdef class Timeline:
         self.resource = resource
         self.uses = []
         self.watchers = []
-        self.line.room = 16
-        self.line.starts = <int64_t*>malloc(16 * sizeof(int64_t))
-        self.line.ends = <int64_t*>malloc(16 * sizeof(int64_t))
-        if not self.line.starts or not self.line.ends:
-            raise MemoryError()
+        self._grow(4)
 
     def __dealloc__(self):
         free(self.line.starts)
-        free(self.line.ends)
+        free(self.watches)
+
+    cdef watch(self, list watchers):
+        """Sets the pools, each with an index, that are told of changes."""
+        cdef Watch* watches = <Watch*>malloc(len(watchers) * sizeof(Watch) + 1)
+        cdef Py_ssize_t at
+        if not watches:
+            raise MemoryError()
+        for at in range(len(watchers)):
+            watches[at].pool = <void*>watchers[at][0]
+            watches[at].index = watchers[at][1]
+        free(self.watches)
+        self.watches = watches
+        self.watch_count = len(watchers)
+        self.watchers = watchers
 
     @property
     def starts(self):
@@ -236,7 +257,7 @@ cdef class Timeline:
         cdef Py_ssize_t count = line.count, at
         cdef int64_t gap
         if count == line.room:
-            self._grow()
+            self._grow(2 * line.room)
         if count == 0 or use.start >= line.ends[count - 1]:
             if count:
                 gap = use.start - line.ends[count - 1]
@@ -338,27 +359,28 @@ cdef class Timeline:
         if line.done_until > line.busy_until:
             self._changed()
 
-    cdef _grow(self):
-        cdef Py_ssize_t room = self.line.room * 2
-        cdef int64_t* starts = <int64_t*>realloc(self.line.starts, room * sizeof(int64_t))
+    cdef _grow(self, Py_ssize_t room):
+        cdef Line* line = &self.line
+        cdef int64_t* starts = <int64_t*>malloc(2 * room * sizeof(int64_t))
         if not starts:
             raise MemoryError()
-        self.line.starts = starts
-        cdef int64_t* ends = <int64_t*>realloc(self.line.ends, room * sizeof(int64_t))
-        if not ends:
-            raise MemoryError()
-        self.line.ends = ends
-        self.line.room = room
+        if line.count:
+            memcpy(starts, line.starts, line.count * sizeof(int64_t))
+            memcpy(starts + room, line.ends, line.count * sizeof(int64_t))
+        free(line.starts)
+        line.starts = starts
+        line.ends = starts + room
+        line.room = room
 
     cdef _changed(self):
         """Tells the pools, which keep what the probe's loops need in arrays of their own."""
         cdef Line* line = &self.line
         cdef Py_ssize_t count = line.count
         cdef int64_t last = line.ends[count - 1] if count else 0
-        cdef tuple watcher
+        cdef Py_ssize_t at
         line.busy_until = last if last > line.done_until else line.done_until
-        for watcher in self.watchers:
-            (<Pool>watcher[0]).note(<Py_ssize_t>watcher[1], line)
+        for at in range(self.watch_count):
+            (<Pool>self.watches[at].pool).note(self.watches[at].index, line)
 
 
 def enter(uses):
@@ -544,13 +566,13 @@ cdef class Pool:
             member = self.members[index]
             self.note(index, &member.gpu.line)
             self.sharing += member.gpu.has_steps
-            member.gpu.watchers.append((self, index))
+            member.gpu.watch([*member.gpu.watchers, (self, index)])
 
     def detach(self):
         """Stops following; the pool must not be probed any more."""
         cdef PoolMember member
         for member in self.members:
-            member.gpu.watchers = [w for w in member.gpu.watchers if w[0] is not self]
+            member.gpu.watch([w for w in member.gpu.watchers if w[0] is not self])
 
     @property
     def order(self):
