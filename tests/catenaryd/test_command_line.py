@@ -184,7 +184,8 @@ def test_without_tls_or_insecure_a_process_refuses_to_start() -> None:
 
 
 def test_up_with_an_unknown_model_says_what_there_is(tmp_path: Path) -> None:
-    done = catenaryd("up", "--model", "nothing-like-it", "--data-dir", str(tmp_path))
+    ports = [word for port in ("grpc", "http", "metrics") for word in (f"--{port}-port", "0")]
+    done = catenaryd("up", "--model", "nothing-like-it", "--data-dir", str(tmp_path), *ports)
     assert done.returncode == 1
     assert "nothing-like-it" in done.stderr
     assert "efficientnet-lite0" in done.stderr

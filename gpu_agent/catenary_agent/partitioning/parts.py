@@ -34,6 +34,7 @@ from catenary_services.content.record import FORMAT, ContentRecord, FileRecord, 
 from catenary_services.domain.tensors import TensorSpec
 from catenary_services.errors import CatenaryError, ContentMismatch
 from catenary_services.log import get_logger
+from catenary_services.scratch import ScratchFolder
 
 CACHE_FOLDER = ".parts"
 PART_FILE = "part.json"
@@ -89,9 +90,9 @@ def part_folder(cache: Path, name: PartName, build: Callable[[Path], None]) -> I
         yield final
         reading.finish()
         return
-    with tempfile.TemporaryDirectory(prefix="catenary-part-") as made:
-        build(Path(made))
-        yield Path(made)
+    with ScratchFolder(".catenary-part-") as made:
+        build(made)
+        yield made
 
 
 def _cached(cache: Path, name: PartName, build: Callable[[Path], None]) -> VerifiedReading | None:

@@ -16,6 +16,8 @@ from catenary_services.jail import users
 from catenary_services.jail.orders import JailOrder, JailProtection
 from catenary_services.jail.protections import is_root, offered
 
+FOLDER_PREFIX = ".catenary-jail-"
+"""The beginning of the names of folders in which jailed processes work."""
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
 from catenary_services.jail import process
 from catenary_services.jail.orders import JailOrder
+from catenary_services.scratch import ScratchFolder
 
 _AFTERWARDS_S = 5.0
 
@@ -36,17 +35,17 @@ class ResidentProcess:
         Raises:
             OSError: It cannot be started.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix=".jail-", ignore_cleanup_errors=True)
+        self._folder = ScratchFolder(process.FOLDER_PREFIX)
         self.channel, theirs = socket.socketpair()
         """The caller's end of the channel; whoever reads from it closes it."""
         told = os.open(os.devnull, os.O_WRONLY)
         try:
-            placed = process.placed(order, Path(self._folder.name))
+            placed = process.placed(order, self._folder.path)
             self._order = msgspec.structs.replace(placed, channel=theirs.fileno())
             self._process = process.start(self._order, told, subprocess.DEVNULL, environment)
         except BaseException:
             self.channel.close()
-            self._folder.cleanup()
+            self._folder.close()
             raise
         finally:
             os.close(told)
@@ -73,5 +72,5 @@ class ResidentProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
         process.end(self._order, self._process)
-        self._folder.cleanup()
+        self._folder.close()
         return self._process.returncode

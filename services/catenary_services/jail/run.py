@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +26,7 @@ from catenary_services.jail.orders import (
     JailRefusal,
     Told,
 )
+from catenary_services.scratch import ScratchFolder
 
 _LOOK_S = 0.25
 """Seconds between two checks of the time and of the files."""
@@ -67,7 +67,7 @@ def run_jailed(
         InvalidInput: A limit ended the work (`details["limit"]`), or it left files it should not.
         InternalError: The work failed in an unforeseen way; the message has its last output.
     """
-    with tempfile.TemporaryDirectory(prefix=".jail-", dir=into, ignore_cleanup_errors=True) as base:
+    with ScratchFolder(process.FOLDER_PREFIX, into) as base:
         order = JailOrder(
             target=work.target,
             imports=work.imports,
@@ -75,7 +75,7 @@ def run_jailed(
             inputs=tuple(map(str, work.inputs)),
             limits=work.limits,
         )
-        order = process.placed(order, Path(base))
+        order = process.placed(order, base)
         with _Stay(work, order, progress) as stay:
             stay.listen()
         answer = stay.answer()

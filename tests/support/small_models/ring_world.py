@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 from catenary_agent.generation.context import CacheLimits, GenerationLimits
@@ -30,6 +29,7 @@ from tests.support.ring_harness import BLOCKS, TABLE, toy
 from tests.support.small_models.lent_caches import ToyLending
 
 SLOTS = 40
+_BEGIN_NS = 1_000_000_000
 _TICK_NS = 10_000
 
 
@@ -84,7 +84,7 @@ class World:
         )
         limits = GenerationLimits(chunk, 3, caches=small, link_bytes=link_bytes)
         self.skipped_ns = 0
-        self._clock_ns = time.monotonic_ns()
+        self._clock_ns = _BEGIN_NS
         self.epoch = 1
         self.rings = {
             name: GenerationLoop(name, limits, self.now, validates=True) for name in self.decoders
@@ -118,10 +118,7 @@ class World:
         self.closed: dict[int, set[str]] = {}
 
     def now(self) -> int:
-        """Returns what every clock says; a moment passes with each look, however slow the machine.
-
-        It begins at the machine's own clock, from which frames take the time of sending.
-        """
+        """Returns what every clock says; a moment passes with each look, however slow the machine."""
         self._clock_ns += _TICK_NS
         return self._clock_ns + self.skipped_ns
 
@@ -238,19 +235,21 @@ class World:
                 frame.fill(memoryview(payload))
             line = ("prompts",) if frame.priority is Priority.PROMPTS else ()
             wire = (agent, peer, *line)
-            self._put_on(wire, frame.header(self.epoch, agent), bytes(payload))
+            self._put_on(wire, frame.header(self.epoch, agent, self.now()), bytes(payload))
         for move in out.moves:
-            self._put(agent, move.peer, MoveFrame(move).header(self.epoch, agent), b"")
+            self._put(agent, move.peer, MoveFrame(move).header(self.epoch, agent, self.now()), b"")
         for cache in out.caches:
             made = CacheFrame(cache, lambda _: None)
             payload = bytearray(made.nbytes)
             made.fill(memoryview(payload))
             peer = cache.cache_send.peer
-            self._put(agent, peer, made.header(self.epoch, agent), bytes(payload), cache)
+            self._put(
+                agent, peer, made.header(self.epoch, agent, self.now()), bytes(payload), cache
+            )
         for lent in out.lent:
-            self._put(agent, lent.peer, LentFrame(lent).header(self.epoch, agent), b"")
+            self._put(agent, lent.peer, LentFrame(lent).header(self.epoch, agent, self.now()), b"")
         for loan in out.loans:
-            self._put(agent, loan.peer, LoanFrame(loan).header(self.epoch, agent), b"")
+            self._put(agent, loan.peer, LoanFrame(loan).header(self.epoch, agent, self.now()), b"")
         self.loans_failed += len(out.loans_failed)
         for frame in out.consumed:
             frame.release()

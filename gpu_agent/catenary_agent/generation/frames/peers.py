@@ -99,9 +99,8 @@ class SessionFrame:
         """
         raise NotImplementedError
 
-    def header(self, epoch: int, agent_id: str) -> bytes:
-        """Returns the encoded header, with the current time as the time of sending."""
-        now = time.monotonic_ns()
+    def header(self, epoch: int, agent_id: str, now: Nanoseconds) -> bytes:
+        """Returns the encoded header, with `now` as the time of sending."""
         header = frame_pb2.FrameHeader(kind=self.KIND, epoch=epoch, sent_monotonic_ns=now)
         self.describe(header, agent_id)
         return header.SerializeToString()

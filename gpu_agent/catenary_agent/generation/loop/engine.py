@@ -325,7 +325,7 @@ class GenerationEngine:
         return opening.decode_route if after else opening.route
 
     def _header_of(self, frame: SessionFrame) -> bytes:
-        return frame.header(self.epoch, self.agent_id)
+        return frame.header(self.epoch, self.agent_id, time.monotonic_ns())
 
     def _undeliverable(self, session_ids: tuple[int, ...], error: CatenaryError, peer: str) -> None:
         self._thread.post(SessionsBroken(session_ids, error, peer))

@@ -26,7 +26,7 @@ def rows_out(session: int, rows: np.ndarray, turn: PromptTurn | None = None) -> 
 def carried(frame: StepFrame) -> tuple[frame_pb2.FrameHeader, memoryview]:
     payload = bytearray(frame.nbytes)
     frame.fill(memoryview(payload))
-    return frame_pb2.FrameHeader.FromString(frame.header(1, "a")), memoryview(payload)
+    return frame_pb2.FrameHeader.FromString(frame.header(1, "a", 1)), memoryview(payload)
 
 
 def test_rows_arrive_as_they_were_sent() -> None:
