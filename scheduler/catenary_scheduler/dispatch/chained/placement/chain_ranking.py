@@ -66,7 +66,7 @@ class ChainRanking:
         self._order: list[int] = []
         """Indices of chains, by key; of equals that of the plan."""
         self._ordered_keys: list[float] = []
-        """Their keys, apart: numbers are compared several times faster than pairs."""
+        """The keys in that order, apart: numbers are compared faster than pairs."""
         self._changed: dict[int, None] = {}
         """Chains whose load has changed since they were put in order."""
         self._turn = 0
