@@ -36,7 +36,7 @@ from catenary_services.domain.ids import (
 )
 from catenary_services.domain.plan import Agent, ModelPlan, Pipeline, Plan, Stage
 
-LIMIT_P50_US = 10.0
+LIMIT_P50_US = 7.0
 LIMIT_P99_US = 40.0
 LIMIT_GROWTH = 2.0
 POOLS = (34, 33, 33)

@@ -2,16 +2,17 @@
 # cython: initializedcheck=False, nonecheck=False
 """The compiled twin of `timeline`, `pool`, `probe` and `label_search`: the same, to the tie.
 
-Timelines are two arrays of 64-bit integers; a pool keeps the moments its GPUs become free in one
-array of its own, which the timelines keep current. What an interpreted probe does with sorted
-lists, this one does by running over that array: at 1,000 GPUs that is under a microsecond. Read
-the pure modules for the reasons; comments here are only about what differs.
-`tests/scheduler/book/test_native.py` holds the two against each other.
+Timelines are two arrays of 64-bit integers; a pool keeps what it has to know of its GPUs in arrays
+of its own, and them in the order in which they become free, which the timelines keep current. It
+also knows bounds on the gaps of all its GPUs: while no gap is as long as a batch, which is the rule
+where GPUs are scarce, a GPU starts no batch before it is free for good, and the order alone tells
+which is the first. Read the pure modules for the reasons; comments here are only about what
+differs. `tests/scheduler/book/test_native.py` holds the two against each other.
 """
 
-from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memmove
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove
 
 from catenary_services.errors import InternalError
 
@@ -26,7 +27,7 @@ cdef int64_t SECOND = 1_000_000_000
 
 cdef struct Line:
     int64_t* starts
-    int64_t* ends
+    int64_t* ends  # in one piece of memory with the starts
     Py_ssize_t count
     Py_ssize_t room
     int64_t busy_until
@@ -143,10 +144,21 @@ cdef class BookedInterval:
         return len(self.timelines) > 1
 
 
+cdef struct Watch:
+    void* pool
+    Py_ssize_t index
+
+
 cdef class Timeline:
-    """See `timeline.Timeline`."""
+    """See `timeline.Timeline`.
+
+    A decision in a large cluster finds most of its timelines in no cache, so what it needs of them
+    is in few places.
+    """
 
     cdef Line line
+    cdef Watch* watches  # the same as `watchers`, which keeps the pools alive
+    cdef Py_ssize_t watch_count
     cdef readonly object resource
     cdef readonly list uses
     cdef list watchers
@@ -156,15 +168,25 @@ cdef class Timeline:
         self.resource = resource
         self.uses = []
         self.watchers = []
-        self.line.room = 16
-        self.line.starts = <int64_t*>malloc(16 * sizeof(int64_t))
-        self.line.ends = <int64_t*>malloc(16 * sizeof(int64_t))
-        if not self.line.starts or not self.line.ends:
-            raise MemoryError()
+        self._grow(4)
 
     def __dealloc__(self):
         free(self.line.starts)
-        free(self.line.ends)
+        free(self.watches)
+
+    cdef watch(self, list watchers):
+        """Sets the pools, each with an index, that are told of changes."""
+        cdef Watch* watches = <Watch*>malloc(len(watchers) * sizeof(Watch) + 1)
+        cdef Py_ssize_t at
+        if not watches:
+            raise MemoryError()
+        for at in range(len(watchers)):
+            watches[at].pool = <void*>watchers[at][0]
+            watches[at].index = watchers[at][1]
+        free(self.watches)
+        self.watches = watches
+        self.watch_count = len(watchers)
+        self.watchers = watchers
 
     @property
     def starts(self):
@@ -230,12 +252,12 @@ cdef class Timeline:
         return with_steps(&self.line, ready, duration)
 
     cpdef insert(self, BookedInterval use):
-        """Adds an interval; InternalError if it overlaps another one."""
+        """Inserts an interval; InternalError if it overlaps another one."""
         cdef Line* line = &self.line
         cdef Py_ssize_t count = line.count, at
         cdef int64_t gap
         if count == line.room:
-            self._grow()
+            self._grow(2 * line.room)
         if count == 0 or use.start >= line.ends[count - 1]:
             if count:
                 gap = use.start - line.ends[count - 1]
@@ -337,27 +359,51 @@ cdef class Timeline:
         if line.done_until > line.busy_until:
             self._changed()
 
-    cdef _grow(self):
-        cdef Py_ssize_t room = self.line.room * 2
-        cdef int64_t* starts = <int64_t*>realloc(self.line.starts, room * sizeof(int64_t))
+    cdef _grow(self, Py_ssize_t room):
+        cdef Line* line = &self.line
+        cdef int64_t* starts = <int64_t*>malloc(2 * room * sizeof(int64_t))
         if not starts:
             raise MemoryError()
-        self.line.starts = starts
-        cdef int64_t* ends = <int64_t*>realloc(self.line.ends, room * sizeof(int64_t))
-        if not ends:
-            raise MemoryError()
-        self.line.ends = ends
-        self.line.room = room
+        if line.count:
+            memcpy(starts, line.starts, line.count * sizeof(int64_t))
+            memcpy(starts + room, line.ends, line.count * sizeof(int64_t))
+        free(line.starts)
+        line.starts = starts
+        line.ends = starts + room
+        line.room = room
 
     cdef _changed(self):
         """Tells the pools, which keep what the probe's loops need in arrays of their own."""
         cdef Line* line = &self.line
         cdef Py_ssize_t count = line.count
         cdef int64_t last = line.ends[count - 1] if count else 0
-        cdef tuple watcher
+        cdef Py_ssize_t at
         line.busy_until = last if last > line.done_until else line.done_until
-        for watcher in self.watchers:
-            (<Pool>watcher[0]).note(<Py_ssize_t>watcher[1], line)
+        for at in range(self.watch_count):
+            (<Pool>self.watches[at].pool).note(self.watches[at].index, line)
+
+
+def enter(uses):
+    """See `timeline.enter`."""
+    cdef BookedInterval use
+    cdef Timeline line
+    cdef Py_ssize_t entered = 0
+    try:
+        for use in uses:
+            if use.start >= use.end:
+                raise InternalError(f"batch {use.batch} books an empty interval")
+            for line in use.timelines:
+                line.insert(use)
+                entered += 1
+    except InternalError:
+        for use in uses:
+            for line in use.timelines:
+                if entered:
+                    line.remove(use)
+                    entered -= 1
+        raise
+    for use in uses:
+        use.live = True
 
 
 def earliest_slot(timelines, int64_t not_before, int64_t duration):
@@ -400,8 +446,9 @@ cdef struct Port:
     int64_t speed
     Py_ssize_t sender  # label that the data comes from; -1: none
     bint open  # whether a GPU behind it may start in time
-    int64_t length  # what the last search found for it
-    int64_t sent  # -1 if that search did not look
+    int64_t search  # number of the search that looked last
+    int64_t length  # what it found
+    int64_t sent
 
 
 cdef class Pool:
@@ -418,6 +465,11 @@ cdef class Pool:
     cdef int64_t* last  # when its last interval ends: what is known to be used may end later
     cdef int64_t* gap  # no gap between two of its intervals is longer
     cdef int64_t* first  # when its first interval starts
+    cdef Py_ssize_t* freed  # the GPUs by (busy, index): those that become free first before others
+    cdef int64_t widest_gap  # no `gap` is longer
+    cdef int64_t latest_first  # no `first` is later, of GPUs with intervals
+    cdef int64_t overrun_until  # no `busy` is later that is not the end of an interval
+    cdef int64_t searches
     cdef int64_t* speed
     cdef Py_ssize_t* port_of
     cdef Py_ssize_t* sender_of  # number of its uplink and speed
@@ -427,12 +479,13 @@ cdef class Pool:
     cdef Port* ports
 
     def __cinit__(self, list members):
-        cdef Py_ssize_t size = len(members)
+        cdef Py_ssize_t index, size = len(members)
         self.size = size
         self.busy = <int64_t*>calloc(size, sizeof(int64_t))
         self.last = <int64_t*>calloc(size, sizeof(int64_t))
         self.gap = <int64_t*>calloc(size, sizeof(int64_t))
         self.first = <int64_t*>calloc(size, sizeof(int64_t))
+        self.freed = <Py_ssize_t*>calloc(size, sizeof(Py_ssize_t))
         self.speed = <int64_t*>calloc(size, sizeof(int64_t))
         self.port_of = <Py_ssize_t*>calloc(size, sizeof(Py_ssize_t))
         self.sender_of = <Py_ssize_t*>calloc(size, sizeof(Py_ssize_t))
@@ -440,9 +493,12 @@ cdef class Pool:
         self.uplink = <Line**>calloc(size, sizeof(Line*))
         self.downlink = <Line**>calloc(size, sizeof(Line*))
         self.ports = <Port*>calloc(size, sizeof(Port))
-        if not (self.busy and self.last and self.gap and self.first and self.speed and self.port_of
-                and self.sender_of and self.gpu and self.uplink and self.downlink and self.ports):
+        if not (self.busy and self.last and self.gap and self.first and self.freed and self.speed
+                and self.port_of and self.sender_of and self.gpu and self.uplink and self.downlink
+                and self.ports):
             raise MemoryError()
+        for index in range(size):
+            self.freed[index] = index
 
     def __init__(self, list members):
         cdef PoolMember member
@@ -475,6 +531,7 @@ cdef class Pool:
         free(self.last)
         free(self.gap)
         free(self.first)
+        free(self.freed)
         free(self.speed)
         free(self.port_of)
         free(self.sender_of)
@@ -484,10 +541,21 @@ cdef class Pool:
         free(self.ports)
 
     cdef void note(self, Py_ssize_t index, const Line* line) noexcept:
-        self.busy[index] = line.busy_until
-        self.last[index] = line.ends[line.count - 1] if line.count else 0
+        cdef int64_t busy = line.busy_until, last = 0, first = NEVER
+        if line.count:
+            last = line.ends[line.count - 1]
+            first = line.starts[0]
+            if first > self.latest_first:
+                self.latest_first = first
+        if busy != self.busy[index]:
+            reorder(self, index, busy)
+        if busy > last and busy > self.overrun_until:
+            self.overrun_until = busy
+        if line.gap > self.widest_gap:
+            self.widest_gap = line.gap
+        self.last[index] = last
         self.gap[index] = line.gap
-        self.first[index] = line.starts[0] if line.count else NEVER
+        self.first[index] = first
 
     def attach(self):
         """Starts to follow the members' timelines."""
@@ -498,17 +566,76 @@ cdef class Pool:
             member = self.members[index]
             self.note(index, &member.gpu.line)
             self.sharing += member.gpu.has_steps
-            member.gpu.watchers.append((self, index))
+            member.gpu.watch([*member.gpu.watchers, (self, index)])
 
     def detach(self):
         """Stops following; the pool must not be probed any more."""
         cdef PoolMember member
         for member in self.members:
-            member.gpu.watchers = [w for w in member.gpu.watchers if w[0] is not self]
+            member.gpu.watch([w for w in member.gpu.watchers if w[0] is not self])
+
+    @property
+    def order(self):
+        """When each member's GPU becomes free for good, and its index, sorted."""
+        return [(self.busy[self.freed[at]], self.freed[at]) for at in range(self.size)]
 
     def free_moments(self):
         """Returns when each member's GPU becomes free for good, as the pool sees it."""
         return [self.busy[index] for index in range(self.size)]
+
+    def earliest_start(self, int64_t ready, int64_t duration):
+        """See `pool.Pool.earliest_start`."""
+        return earliest_start(self, ready, duration)
+
+
+cdef inline Py_ssize_t place_of(Pool pool, int64_t moment, Py_ssize_t index) noexcept:
+    """Number of GPUs that come before `(moment, index)` in the order."""
+    cdef Py_ssize_t low = 0, high = pool.size, middle, other
+    while low < high:
+        middle = (low + high) >> 1
+        other = pool.freed[middle]
+        if pool.busy[other] < moment or (pool.busy[other] == moment and other < index):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef void reorder(Pool pool, Py_ssize_t index, int64_t busy) noexcept:
+    """Moves a GPU to its new place in the order."""
+    cdef Py_ssize_t* order = pool.freed
+    cdef Py_ssize_t old = place_of(pool, pool.busy[index], index)
+    cdef Py_ssize_t new = place_of(pool, busy, index)
+    if new > old:
+        new -= 1  # it does not come before itself
+        memmove(order + old, order + old + 1, (new - old) * sizeof(Py_ssize_t))
+    else:
+        memmove(order + new + 1, order + new, (old - new) * sizeof(Py_ssize_t))
+    order[new] = index
+    pool.busy[index] = busy
+
+
+cdef inline bint starts_early(Pool pool, int64_t ready, int64_t duration) noexcept:
+    """True if a GPU may start a batch that is ready then before it is free for good."""
+    return (pool.widest_gap >= duration or pool.latest_first - ready >= duration
+            or pool.overrun_until > ready) and look_closely(pool, ready, duration)
+
+
+cdef bint look_closely(Pool pool, int64_t ready, int64_t duration) noexcept:
+    """The same, after the bounds were made tight again."""
+    cdef int64_t gap = 0, first = 0, overrun = 0
+    cdef Py_ssize_t index
+    for index in range(pool.size):
+        if pool.gap[index] > gap:
+            gap = pool.gap[index]
+        if pool.first[index] > first and pool.first[index] != NEVER:
+            first = pool.first[index]
+        if pool.busy[index] > pool.last[index] and pool.busy[index] > overrun:
+            overrun = pool.busy[index]
+    pool.widest_gap = gap
+    pool.latest_first = first
+    pool.overrun_until = overrun
+    return gap >= duration or first - ready >= duration or overrun > ready
 
 
 # ---- the probe ----
@@ -679,7 +806,7 @@ cdef class PoolChain:
         """Returns the path of a batch of `rows` that starts now."""
         if not 1 <= rows <= self.max_rows:
             raise IndexError(f"{rows} rows; planned are 1 to {self.max_rows}")
-        return self._path(rows, now, self._search(rows, now))
+        return self._path(rows, now, self._search(rows, now, NEVER))
 
     def largest(self, Py_ssize_t most, int64_t deadline, int64_t now):
         """Returns the path of the largest batch up to `most` rows that meets the deadline."""
@@ -687,7 +814,7 @@ cdef class PoolChain:
         cdef int64_t finish
         for rows in range(min(most, self.max_rows), 0, -1):
             if now + self.work[rows - 1] <= deadline:
-                finish = self._search(rows, now)
+                finish = self._search(rows, now, deadline)
                 if finish <= deadline:
                     return self._path(rows, now, finish)
         return None
@@ -708,12 +835,32 @@ cdef class PoolChain:
         path.wait_ns = finish - now - work
         return path
 
-    cdef int64_t _search(self, Py_ssize_t rows, int64_t now):
+    cdef int64_t _no_earlier(self, Py_ssize_t rows, int64_t now, int64_t deadline) noexcept:
+        """See `PoolChain._no_earlier`; anything after the deadline if that cannot be met."""
+        cdef const int64_t* rest = self.rest + (rows - 1) * self.count
         cdef Py_ssize_t i
-        cdef int64_t moment = now
+        cdef int64_t moment = now, duration
+        for i in range(self.count):
+            duration = self.stages[i].compute[rows - 1]
+            if i:
+                moment += rest[i - 1] - rest[i] - duration  # the transfer
+            moment = earliest_start(<Pool>self.pools[i], moment, duration) + duration
+            if moment + rest[i] > deadline:
+                return NEVER
+        return moment
+
+    cdef int64_t _search(self, Py_ssize_t rows, int64_t now, int64_t deadline):
+        """Sets the hops to the path that finishes first, and returns when that is.
+
+        If no path meets the deadline, the hops are any, and so is the moment after the deadline.
+        """
+        cdef Py_ssize_t i
+        cdef int64_t moment = now, no_earlier = self._no_earlier(rows, now, deadline)
         cdef Stage* stage
         cdef Hop* hop
         cdef Pool pool, before = None
+        if no_earlier > deadline:
+            return no_earlier
         for i in range(self.count):
             stage = self.stages + i
             hop = self.scratch + i
@@ -739,8 +886,8 @@ cdef class PoolChain:
             moment = hop.start + hop.duration
             before = pool
         hop = self.scratch
-        if moment > hop.start + hop.duration + self.rest[(rows - 1) * self.count]:
-            return self._search_labels(rows, now, moment)
+        if moment > no_earlier and moment > hop.start + hop.duration + self.rest[(rows - 1) * self.count]:
+            return self._search_labels(rows, now, moment if moment <= deadline else deadline + 1)
         return moment
 
     cdef int64_t _search_labels(self, Py_ssize_t rows, int64_t now, int64_t known):
@@ -772,6 +919,18 @@ cdef class PoolChain:
         return self.stages[last].labels[self.scratch[last].index].finish
 
 
+cdef inline BookedInterval booked(batch, Py_ssize_t position, tuple timelines, int64_t start,
+                                  int64_t length):
+    """A new interval, without the detour by `__init__`."""
+    cdef BookedInterval use = BookedInterval.__new__(BookedInterval)
+    use.batch = batch
+    use.position = position
+    use.timelines = timelines
+    use.start = start
+    use.end = start + length
+    return use
+
+
 def uses_of(batch, steps):
     """See `probe.uses_of`."""
     cdef Py_ssize_t position = 0
@@ -781,12 +940,10 @@ def uses_of(batch, steps):
     for step in steps:
         if step.transfer_ns and sender is not None:
             uses.append(
-                BookedInterval(batch, position, (sender.uplink, step.member.downlink), step.transfer_start,
-                    step.transfer_start + step.transfer_ns)
+                booked(batch, position, (sender.uplink, step.member.downlink), step.transfer_start,
+                       step.transfer_ns)
             )
-        uses.append(
-            BookedInterval(batch, position, (step.member.gpu,), step.start, step.start + step.compute_ns)
-        )
+        uses.append(booked(batch, position, (step.member.gpu,), step.start, step.compute_ns))
         sender = step.member
         position += 1
     return uses
@@ -977,71 +1134,74 @@ cdef inline bint consider(Pool pool, Py_ssize_t index, int64_t ready, int64_t du
     return True
 
 
-cdef inline Py_ssize_t freed_first(Pool pool) noexcept:
-    cdef Py_ssize_t index, found = 0, size = pool.size
-    cdef const int64_t* busy = pool.busy
-    cdef int64_t least = NEVER
-    for index in range(size):
-        if busy[index] < least:
-            least = busy[index]
-            found = index
-    return found
+cdef int64_t earliest_start(Pool pool, int64_t ready, int64_t duration) noexcept:
+    """See `Pool.earliest_start`."""
+    cdef int64_t best = pool.busy[pool.freed[0]], start
+    cdef Py_ssize_t index
+    if best <= ready:
+        return ready
+    if starts_early(pool, ready, duration):
+        for index in range(pool.size):
+            if not hopeless(pool, index, ready, duration, best - 1):
+                start = free_from(pool.gpu[index], ready, duration)
+                pool.gap[index] = pool.gpu[index].gap
+                if start < best:
+                    best = start
+    return best
+
+
+cdef inline Py_ssize_t idle_by(Pool pool, int64_t moment) noexcept:
+    """Number of GPUs that are free for good by then: the first ones in the order."""
+    return place_of(pool, moment, pool.size)
 
 
 cdef void without_transfer(Pool pool, int64_t moment, Hop* hop) noexcept:
-    cdef Py_ssize_t index, found = -1, size = pool.size
-    cdef const int64_t* busy = pool.busy
-    cdef uint64_t idle, least = <uint64_t>NEVER
+    cdef Py_ssize_t index, idle = idle_by(pool, moment)
+    cdef const Py_ssize_t* order = pool.freed
     cdef Best best
     hop.sent = moment
     hop.length = 0
-    for index in range(size):
-        idle = <uint64_t>(moment - busy[index])  # huge if it is busy beyond the moment
-        if idle <= least:
-            least = idle
-            found = index
-    if found >= 0:
-        hop.index = found
+    if idle:
+        hop.index = order[idle - 1]
         hop.start = moment
         return
     best.index = -1
     best.start = NEVER
     best.busy = -1
     best.fills = True
-    consider(pool, freed_first(pool), moment, hop.duration, &best)
-    for index in range(pool.size):
-        if not hopeless(pool, index, moment, hop.duration, best.start):
-            consider(pool, index, moment, hop.duration, &best)
+    consider(pool, order[0], moment, hop.duration, &best)
+    if starts_early(pool, moment, hop.duration):
+        for index in range(pool.size):
+            if not hopeless(pool, index, moment, hop.duration, best.start):
+                consider(pool, index, moment, hop.duration, &best)
+    else:  # those that become free together with the first
+        for index in range(1, pool.size):
+            if not consider(pool, order[index], moment, hop.duration, &best):
+                break
     hop.index = best.index
     hop.start = best.start
 
 
 cdef void with_transfer(Pool pool, Line* uplink, int64_t speed, Py_ssize_t home, int64_t moment,
                         int64_t nbytes, Hop* hop) noexcept:
-    cdef Py_ssize_t index, found = -1, size = pool.size
-    cdef const int64_t* busy = pool.busy
+    cdef Py_ssize_t at, index
     cdef int64_t slowest, length, sent, arrival
-    cdef uint64_t idle, least = <uint64_t>NEVER
     slowest = speed if speed < pool.fastest else pool.fastest
     length = transfer_ns(nbytes, slowest)
     sent = free_from(uplink, moment, length)
     arrival = sent + length
     if home < 0:
-        for index in range(size):
-            idle = <uint64_t>(arrival - busy[index])
-            if idle <= least:
-                if pool.speed[index] < slowest and transfer_ns(nbytes, pool.speed[index]) != length:
-                    continue
-                if free_from(pool.downlink[index], sent, length) == sent:
-                    found = index
-                    least = idle
-    if found < 0:
-        look_at_all(pool, uplink, speed, home, moment, nbytes, arrival, hop)
-        return
-    hop.index = found
-    hop.sent = sent
-    hop.length = length
-    hop.start = arrival
+        for at in range(idle_by(pool, arrival) - 1, -1, -1):
+            index = pool.freed[at]
+            if pool.speed[index] < slowest and transfer_ns(nbytes, pool.speed[index]) != length:
+                continue
+            if free_from(pool.downlink[index], sent, length) == sent:
+                hop.index = index
+                hop.sent = sent
+                hop.length = length
+                hop.start = arrival
+                return
+    look_at_all(pool, uplink, speed, home, moment, nbytes, arrival, hop)
 
 
 cdef inline Py_ssize_t home_of(Pool before, const Stage* stage, const Hop* scratch, Py_ssize_t i) noexcept:
@@ -1057,11 +1217,11 @@ cdef void beside_steps(Pool pool, Line* uplink, int64_t speed, Py_ssize_t home, 
     cdef int64_t best_finish = NEVER, best_busy = -1
     cdef bint fills, best_fills = True, better
     cdef Port* port
-    for index in range(pool.port_count):
-        pool.ports[index].sent = -1
+    pool.searches += 1
     for index in range(pool.size):
         port = pool.ports + pool.port_of[index]
-        if port.sent < 0:
+        if port.search != pool.searches:
+            port.search = pool.searches
             port.length = 0
             port.sent = moment
             if uplink != NULL:
@@ -1096,7 +1256,8 @@ cdef inline void receive(Pool pool, Py_ssize_t index, Line* uplink, int64_t spee
                          int64_t nbytes, Hop* hop, Best* best) noexcept:
     """Considers a GPU that gets the data over the network."""
     cdef Port* port = pool.ports + pool.port_of[index]
-    if port.sent < 0:
+    if port.search != pool.searches:
+        port.search = pool.searches
         port.length = transfer_ns(nbytes, speed if speed < port.speed else port.speed)
         port.sent = both_free(uplink, port.downlink, moment, port.length)
     if consider(pool, index, port.sent + port.length, hop.duration, best):
@@ -1107,22 +1268,28 @@ cdef inline void receive(Pool pool, Py_ssize_t index, Line* uplink, int64_t spee
 cdef void look_at_all(Pool pool, Line* uplink, int64_t speed, Py_ssize_t home, int64_t moment,
                       int64_t nbytes, int64_t arrival, Hop* hop) noexcept:
     """`arrival` is the earliest at which data can be anywhere but at home."""
-    cdef Py_ssize_t number, index, seed
+    cdef Py_ssize_t at, index, first = pool.freed[0]
     cdef Best best
     best.index = -1
     best.start = NEVER
     best.busy = -1
     best.fills = True
-    for number in range(pool.port_count):
-        pool.ports[number].sent = -1
+    pool.searches += 1
     if home >= 0 and consider(pool, home, moment, hop.duration, &best):
         hop.sent = moment
         hop.length = 0
-    seed = freed_first(pool)
-    if seed != home:
-        receive(pool, seed, uplink, speed, moment, nbytes, hop, &best)
-    for index in range(pool.size):
-        if index != home and not hopeless(pool, index, arrival, hop.duration, best.start):
-            receive(pool, index, uplink, speed, moment, nbytes, hop, &best)
+    if first != home:
+        receive(pool, first, uplink, speed, moment, nbytes, hop, &best)
+    if starts_early(pool, arrival, hop.duration):
+        for index in range(pool.size):
+            if index != home and not hopeless(pool, index, arrival, hop.duration, best.start):
+                receive(pool, index, uplink, speed, moment, nbytes, hop, &best)
+    else:
+        for at in range(1, pool.size):
+            index = pool.freed[at]
+            if pool.busy[index] > best.start:
+                break  # as do all others
+            if index != home:
+                receive(pool, index, uplink, speed, moment, nbytes, hop, &best)
     hop.index = best.index
     hop.start = best.start

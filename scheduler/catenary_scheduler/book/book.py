@@ -16,6 +16,7 @@ from catenary_scheduler.book.core import (
     PoolMember,
     Timeline,
     earliest_slot,
+    enter,
     uses_of,
 )
 from catenary_scheduler.book.journal import ReservationJournal, grouped_by_use
@@ -368,36 +369,15 @@ class Book:
     def _enter(self, batch: BatchId, uses: list[BookedInterval], expires: Nanoseconds) -> None:
         if batch in self._bookings:
             raise InternalError(f"batch {batch} has a booking already")
-        entered = 0
-        try:
-            for use in uses:
-                if use.start >= use.end:
-                    raise InternalError(f"batch {batch} books an empty interval")
-                self._put_in(use)
-                entered += 1
-        except InternalError:
-            for use in uses[:entered]:
-                self._take_out(use)
-            raise
+        enter(uses)
+        for use in uses:
+            self._journal.note(use)
         self._bookings[batch] = _Booking(uses, expires)
         heappush(self._expiries, (expires, batch))
 
     def _put_in(self, use: BookedInterval) -> None:
-        lines = use.timelines
-        lines[0].insert(use)
-        if len(lines) > 1:
-            self._put_in_others(use)
-        use.live = True
+        enter((use,))
         self._journal.note(use)
-
-    def _put_in_others(self, use: BookedInterval) -> None:
-        for at, line in enumerate(use.timelines[1:], start=1):
-            try:
-                line.insert(use)
-            except InternalError:
-                for entered in use.timelines[:at]:
-                    entered.remove(use)
-                raise
 
     def _take_out(self, use: BookedInterval) -> None:
         for line in use.timelines:

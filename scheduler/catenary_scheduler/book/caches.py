@@ -62,13 +62,20 @@ class Cache:
 
 
 class SlotClaims:
-    """The slots a session takes in each cache along a chain; no cache is named twice."""
+    """The slots a session takes in each cache along a chain; no cache is named twice.
 
-    __slots__ = ("caches", "slots")
+    Attributes:
+        caches: The caches, in order of the chain.
+        slots: The slots in each of them.
+        blocks: The slots in all of them together, one for each block of the chain.
+    """
+
+    __slots__ = ("blocks", "caches", "slots")
 
     def __init__(self, caches: tuple[Cache, ...], slots: tuple[int, ...]) -> None:
         self.caches = caches
         self.slots = slots
+        self.blocks = sum(slots)
 
 
 def cache_of(agent: AgentId, partition: PartitionKey) -> ResourceId:

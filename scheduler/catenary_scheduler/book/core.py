@@ -21,12 +21,12 @@ else:
 if TYPE_CHECKING or not COMPILED:
     from catenary_scheduler.book.pool import Pool, PoolMember
     from catenary_scheduler.book.probe import Path, PathHop, PoolChain, uses_of
-    from catenary_scheduler.book.timeline import BookedInterval, Timeline, earliest_slot
+    from catenary_scheduler.book.timeline import BookedInterval, Timeline, earliest_slot, enter
 else:
     PoolMember, Pool = _native.PoolMember, _native.Pool
     Path, PoolChain, PathHop = _native.Path, _native.PoolChain, _native.PathHop
     Timeline, BookedInterval = _native.Timeline, _native.BookedInterval
-    earliest_slot, uses_of = _native.earliest_slot, _native.uses_of
+    earliest_slot, enter, uses_of = _native.earliest_slot, _native.enter, _native.uses_of
 
 __all__ = [
     "COMPILED",
@@ -38,5 +38,6 @@ __all__ = [
     "PoolMember",
     "Timeline",
     "earliest_slot",
+    "enter",
     "uses_of",
 ]

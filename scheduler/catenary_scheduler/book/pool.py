@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from catenary_scheduler.book.timeline import Timeline
+from catenary_scheduler.book.timeline import Timeline, earliest_on
 from catenary_services.domain.ids import AgentId, Nanoseconds
 
 
@@ -74,6 +74,12 @@ class Pool:
         for moment, index in self.order:
             moments[index] = moment
         return moments
+
+    def earliest_start(self, ready: Nanoseconds, duration: Nanoseconds) -> Nanoseconds:
+        """Returns when a batch would start if its data were everywhere at the moment `ready`."""
+        if self.order[0][0] <= ready:
+            return ready
+        return min([earliest_on(member.gpu, ready, duration) for member in self.members])
 
     def shared(self, more: int) -> None:
         """Counts members that began to compute steps, or ended it."""

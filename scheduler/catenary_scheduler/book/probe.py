@@ -7,7 +7,9 @@ latest and stops at the first that reaches this bound. Only if none does, it exa
 
 If that path waits anywhere behind its first stage, another GPU of an earlier stage may be better,
 one whose uplink is free. Then `label_search` looks for the earliest finish over all of them, which
-the paper's stage by stage choice misses.
+the paper's stage by stage choice misses. Mostly it is spared: where a path waits for GPUs that are
+all busy, it ends when a batch would that never waits for a link, and no path ends before that.
+A size whose batch would miss its deadline even so is not probed either.
 
 Among GPUs with the same finish this takes the one that has been free for the shortest time (best
 fit), where the paper takes the first: long gaps stay whole, and small batches wait 2 to 7 ms less.
@@ -119,7 +121,8 @@ class PoolChain:
             work += step.transfer_ns + step.compute_ns
             moment = step.start + step.compute_ns
         rest = self._rest_ns[rows - 1]
-        if moment > steps[0].start + steps[0].compute_ns + rest[0]:
+        no_wait = steps[0].start + steps[0].compute_ns + rest[0]
+        if moment > no_wait and moment > self._no_earlier(rows, now):
             label = earliest_label(self.legs, rows, now, rest, moment)
             if label is not None:
                 return _path_to(label, rows, now)
@@ -128,15 +131,34 @@ class PoolChain:
     def largest(self, most: int, deadline: Nanoseconds, now: Nanoseconds) -> Path | None:
         """Returns the path of the largest batch up to `most` rows that meets the deadline.
 
-        Algorithm 1, lines 10 to 14. Sizes whose work alone takes too long are not probed. Returns
-        None if no size meets the deadline.
+        Algorithm 1, lines 10 to 14. Sizes that surely end too late are not probed. Returns None if
+        no size meets the deadline.
         """
         for rows in range(min(most, self.max_rows), 0, -1):
-            if now + self.least_work_ns[rows - 1] <= deadline:
+            if (
+                now + self.least_work_ns[rows - 1] <= deadline
+                and self._no_earlier(rows, now) <= deadline
+            ):
                 path = self.probe(rows, now)
                 if path.finish_ns <= deadline:
                     return path
         return None
+
+    def _no_earlier(self, rows: int, now: Nanoseconds) -> Nanoseconds:
+        """Returns when a batch would end that waits for GPUs, but never for a link.
+
+        No path ends before that: at every stage, data is nowhere earlier than the first GPU of the
+        stage before could have sent it, and no transfer is faster than the fastest.
+        """
+        rest = self._rest_ns[rows - 1]
+        moment = now
+        behind = self.least_work_ns[rows - 1]
+        for (pool, compute, _), less in zip(self.legs, rest, strict=True):
+            duration = compute[rows - 1]
+            ready = moment + behind - less - duration
+            moment = pool.earliest_start(ready, duration) + duration
+            behind = less
+        return moment
 
 
 def uses_of(batch: BatchId, steps: Sequence[PathHop]) -> list[BookedInterval]:

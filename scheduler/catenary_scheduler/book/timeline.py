@@ -211,6 +211,28 @@ class Timeline:
                 watcher.moved(index, before, end)
 
 
+def enter(uses: Sequence[BookedInterval]) -> None:
+    """Inserts the intervals of a batch into all of their timelines, where they are live then.
+
+    Raises:
+        InternalError: An interval is empty or overlaps another one. No timeline is changed then.
+    """
+    entered: list[tuple[Timeline, BookedInterval]] = []
+    try:
+        for use in uses:
+            if use.start >= use.end:
+                raise InternalError(f"batch {use.batch} books an empty interval")
+            for line in use.timelines:
+                line.insert(use)
+                entered.append((line, use))
+    except InternalError:
+        for line, use in entered:
+            line.remove(use)
+        raise
+    for use in uses:
+        use.live = True
+
+
 def earliest_on(timeline: Timeline, not_before: Nanoseconds, duration: Nanoseconds) -> Nanoseconds:
     """Returns the earliest start at which one resource is free for `duration`."""
     ends = timeline.ends

@@ -346,7 +346,8 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+# These three are not frozen, as `StartSession` is not: they are made in each decision.
+@dataclass(slots=True)
 class BatchSlice:
     """Rows `[request_row, request_row + rows)` of a request at `batch_row` of a batch."""
 
@@ -356,7 +357,7 @@ class BatchSlice:
     batch_row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedHop:
     """One hop of a dispatched batch and what is reserved for it."""
 
@@ -379,7 +380,7 @@ class PlannedHop:
     """The same for the transfer, on both links."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DispatchBatch:
     """Order to send these rows down this path."""
 

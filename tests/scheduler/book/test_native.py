@@ -63,6 +63,9 @@ class Side:
         path = self.chain.largest(4, deadline, now)
         return None if path is None else self.plain(path)
 
+    def earliest_starts(self, ready: int, duration: int) -> list[int]:
+        return [each.earliest_start(ready, duration) for each in self.pools]
+
     @staticmethod
     def plain(path: Any) -> tuple[Any, ...]:
         steps = [
@@ -101,7 +104,7 @@ class Side:
         lines = [*self.gpus, *self.links.values()]
         return [
             [(list(one.starts), list(one.ends), one.busy_until, one.done_until) for one in lines],
-            [each.free_moments() for each in self.pools],
+            [(each.free_moments(), list(each.order)) for each in self.pools],
             [each.sharing for each in self.pools],
             [one.with_steps(ready, 7) for one in self.gpus for ready in (0, 20, 40)],
         ]
@@ -138,6 +141,7 @@ def test_both_twins_find_the_same_paths_in_the_same_book(
         rows, deadline = data.draw(st.integers(1, 4)), now + data.draw(st.integers(0, 60))
         assert plain.path(rows, now) == compiled.path(rows, now)
         assert plain.largest(deadline, now) == compiled.largest(deadline, now)
+        assert plain.earliest_starts(deadline, rows) == compiled.earliest_starts(deadline, rows)
         actions = ["reserve", "reserve", "reserve", "release", "mend", "generate"]
         action = data.draw(st.sampled_from(actions))
         steps = data.draw(STEPS)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from catenary_scheduler.book import (
     Book,
+    Path,
     PathHop,
     Pool,
     PoolChain,
@@ -77,6 +78,21 @@ def plain(step: PathHop) -> tuple[str, int, int, int, int]:
     )
 
 
+def outcome(path: Path) -> tuple[int, int, int, list[tuple[str, int, int, int, int]]]:
+    return path.rows, path.finish_ns, path.wait_ns, [plain(step) for step in path.steps]
+
+
+def literal_largest(
+    chain: PoolChain, deadline: int, now: int
+) -> tuple[int, int, int, list[tuple[str, int, int, int, int]]] | None:
+    """Algorithm 1, lines 10 to 14, with a probe of every size."""
+    for rows in range(chain.max_rows, 0, -1):
+        path = chain.probe(rows, now)
+        if path.finish_ns <= deadline:
+            return outcome(path)
+    return None
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[Book, tuple[ProbeStage, ...]]:
     book = Book()
@@ -127,7 +143,8 @@ def test_probe_ends_first_of_all_paths_and_as_algorithm_2_where_that_does(
         # From any stage on, so that devices get gaps that are not at their end.
         part = legs[data.draw(st.integers(0, len(legs) - 1)) :]
         finish, wait, path = literal_probe(part, rows, now)
-        found = PoolChain(part).probe(rows, now)
+        chain = PoolChain(part)
+        found = chain.probe(rows, now)
         if prompts:  # a batch may end earlier there that comes later, which no label tells
             assert found.finish_ns <= finish
         else:
@@ -135,12 +152,40 @@ def test_probe_ends_first_of_all_paths_and_as_algorithm_2_where_that_does(
         if found.finish_ns == finish:
             assert [plain(step) for step in found.steps] == path
             assert found.wait_ns == wait
+        deadline = now + data.draw(st.integers(0, 60))
+        largest = chain.largest(4, deadline, now)
+        assert (None if largest is None else outcome(largest)) == literal_largest(
+            chain, deadline, now
+        )
         book.reserve(BatchId(batch), found.steps, now + 1000)
         if data.draw(st.integers(0, 3)) == 0:
             book.release(BatchId(data.draw(st.integers(1, batch))))
         elif data.draw(st.booleans()):
             begun = found.steps[0].start + data.draw(st.integers(-2, 5))
             book.correct(BatchId(batch), 0, begun, begun + data.draw(st.integers(1, 15)))
+
+
+@settings(max_examples=150)
+@given(clusters(), st.data())
+def test_a_pool_knows_when_its_first_gpu_could_start(
+    cluster: tuple[Book, tuple[ProbeStage, ...]], data: st.DataObject
+) -> None:
+    book, legs = cluster
+    now = 0
+    for batch in range(1, data.draw(st.integers(1, 15)) + 1):
+        now += data.draw(st.integers(0, 4))
+        book.prune(now)
+        part = legs[data.draw(st.integers(0, len(legs) - 1)) :]
+        found = PoolChain(part).probe(data.draw(st.integers(1, 4)), now)
+        book.reserve(BatchId(batch), found.steps, now + 1000)
+        if data.draw(st.booleans()):
+            begun = found.steps[0].start + data.draw(st.integers(-2, 5))
+            book.correct(BatchId(batch), 0, begun, begun + data.draw(st.integers(1, 15)))
+        for leg in legs:
+            ready, duration = now + data.draw(st.integers(-2, 20)), data.draw(st.integers(1, 9))
+            assert leg.pool.earliest_start(ready, duration) == min(
+                earliest_slot([member.gpu], ready, duration) for member in leg.pool.members
+            )
 
 
 def test_the_gpu_that_was_busy_last_is_taken_when_all_finish_alike() -> None:

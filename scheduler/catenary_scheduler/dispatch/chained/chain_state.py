@@ -106,13 +106,19 @@ class ChainState:
         if self.halves is not None:
             prefill, decode = self.halves
             return prefill.has_room(tokens, spare) and decode.has_room(tokens, spare)
-        rounded = -(-tokens // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
         if self.cache_tokens and self.running:
-            needed = self.tokens + rounded + spare * (self.running + 1)
+            needed = self.tokens + _in_blocks(tokens) + spare * (self.running + 1)
             if needed > self.cache_tokens:
                 return False
+        for cache in self.claims.caches:
+            if cache.token_capacity:  # mostly none has one, and nothing else is to be looked at
+                return self._caches_have(_in_blocks(tokens))
+        return True
+
+    def _caches_have(self, tokens: int) -> bool:
+        """True if each cache has room for so many tokens in each of its blocks."""
         for at, cache in enumerate(self.claims.caches):
-            if cache.token_capacity and not cache.has_tokens(rounded * self.claims.slots[at]):
+            if not cache.has_tokens(tokens * self.claims.slots[at]):
                 return False
         return True
 
@@ -125,6 +131,11 @@ class ChainState:
     def jobs(self) -> int:
         """Sessions on it and requests bound to it, Z_k."""
         return self.running + self.bound
+
+
+def _in_blocks(tokens: int) -> int:
+    """Returns the tokens for which there is memory where so many are cached."""
+    return -(-tokens // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
 
 
 def paired(prefill: ChainState, decode: ChainState) -> ChainState:

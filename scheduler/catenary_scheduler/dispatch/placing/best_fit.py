@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Final
 
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds
 
-NOBODY = -1
+NOBODY: Final = -1
 """Index that stands for: no worker will do."""
-SAVED_WEIGHT = 4.0
+SAVED_WEIGHT: Final = 4.0
 """The time a chain saves by what it has cached of a conversation counts this many times, because it
 is also that of requests to come, and of the next turns. In simulation
 (`scenarios/placement/shared-beginnings.yaml`), 90 % and more of the possible hits need 4, which
 leaves the mean time of answers as it is; with 5, chains are loaded less evenly."""
-COMMON_WEIGHT = 1.0
+COMMON_WEIGHT: Final = 1.0
 """The same of the part that many prompts have in common. It is read once on each chain and then of
 no weight; with more, all requests would go where it was read first."""
 _DUE_MARGIN = 0.08
@@ -50,9 +50,13 @@ IsFree = Callable[[int], bool]
 LoadOf = Callable[[int], float]
 
 
-@dataclass(frozen=True, slots=True)
+_NOTHING: Mapping[Worker, int] = {}
+
+
 class PlacementRequest:
-    """A request to be placed, at one moment.
+    """A request to be placed, at one moment. It does not change.
+
+    One is made in each decision, so it is no dataclass, whose fields cost a call each.
 
     Attributes:
         prompt_tokens: Tokens of the prompt to be run.
@@ -65,13 +69,44 @@ class PlacementRequest:
         common_tokens: How many of its first tokens many prompts have in common.
     """
 
-    prompt_tokens: int
-    predicted_tokens: float
-    first_token_ns: Nanoseconds = 0
-    due_ns: Nanoseconds = 0
-    per_token_ns: Nanoseconds = 0
-    cached: Mapping[Worker, int] = field(default_factory=dict, compare=False)
-    common_tokens: int = 0
+    __slots__ = (
+        "cached",
+        "common_tokens",
+        "due_ns",
+        "first_token_ns",
+        "per_token_ns",
+        "predicted_tokens",
+        "prompt_tokens",
+    )
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        predicted_tokens: float,
+        first_token_ns: Nanoseconds = 0,
+        due_ns: Nanoseconds = 0,
+        per_token_ns: Nanoseconds = 0,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.predicted_tokens = predicted_tokens
+        self.first_token_ns = first_token_ns
+        self.due_ns = due_ns
+        self.per_token_ns = per_token_ns
+        self.cached = _NOTHING
+        self.common_tokens = 0
+
+    def with_cached(self, cached: Mapping[Worker, int], common_tokens: int) -> PlacementRequest:
+        """Returns the same request where workers have cached some of its prompt."""
+        request = PlacementRequest(
+            self.prompt_tokens,
+            self.predicted_tokens,
+            self.first_token_ns,
+            self.due_ns,
+            self.per_token_ns,
+        )
+        request.cached = cached
+        request.common_tokens = common_tokens
+        return request
 
     def prompt_on(self, worker: Worker) -> int:
         """Returns how many tokens of the prompt a worker has to run."""

@@ -14,7 +14,7 @@ Departures from the paper, all of which let more requests be served:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from catenary_scheduler.book import Book, Path
 from catenary_scheduler.dispatch.pooled.config import PooledConfig
@@ -22,28 +22,36 @@ from catenary_scheduler.dispatch.pooled.routes import Route
 from catenary_scheduler.dispatch.pooled.row_queue import RowQueue, WaitingRows
 from catenary_services.domain.ids import Nanoseconds
 
+# The decisions are plain classes: a dataclass takes a call to be made even where it is compiled.
 
-@dataclass(frozen=True, slots=True)
+
 class DispatchDecision:
     """Decision to send a batch of `size`, in rows or units, down `path`."""
 
-    route: Route
-    path: Path
-    size: int
+    __slots__ = ("path", "route", "size")
+
+    def __init__(self, route: Route, path: Path, size: int) -> None:
+        self.route = route
+        self.path = path
+        self.size = size
 
 
-@dataclass(frozen=True, slots=True)
 class WaitDecision:
     """Decision to look again at `until`, or when something changes."""
 
-    until: Nanoseconds
+    __slots__ = ("until",)
+
+    def __init__(self, until: Nanoseconds) -> None:
+        self.until = until
 
 
-@dataclass(frozen=True, slots=True)
 class DropDecision:
     """Decision to drop the head: even alone it would finish too late, at `earliest_finish`."""
 
-    earliest_finish: Nanoseconds
+    __slots__ = ("earliest_finish",)
+
+    def __init__(self, earliest_finish: Nanoseconds) -> None:
+        self.earliest_finish = earliest_finish
 
 
 def decide(
@@ -55,16 +63,13 @@ def decide(
 ) -> DispatchDecision | WaitDecision | DropDecision:
     """Returns the decision about the head of a queue. There must be a head and a route."""
     deadline = queue.head.request.deadline
-    ranked = [(book.probe(route.chain, route.batch_size, now), route) for route in routes]
-    if len(ranked) > 1:  # Algorithm 1, lines 4 to 8; equal waits keep the plan's order
-        ranked.sort(key=_waiting_time)
-    for planned, route in ranked:
-        path: Path | None = planned
-        if planned.finish_ns > deadline:
-            path = route.chain.largest(route.batch_size - 1, deadline, now)
+    for planned, route in _ranked(routes, book, now):
+        path = planned
+        if path is None or path.finish_ns > deadline:
+            most = route.batch_size if path is None else route.batch_size - 1
+            path = route.chain.largest(most, deadline, now)
             if path is None or path.rows < queue.least_size(route.units):
                 continue
-        assert path is not None
         due = queue.due(route, path.rows, path.finish_ns)
         if not due.is_full:
             return _build_batch(queue, DispatchDecision(route, path, path.rows), due, config, now)
@@ -77,6 +82,20 @@ def decide(
             for route in routes
         )
     )
+
+
+def _ranked(
+    routes: tuple[Route, ...], book: Book, now: Nanoseconds
+) -> Sequence[tuple[Path | None, Route]]:
+    """Returns routes by the waiting time of a planned batch (Algorithm 1, lines 4 to 8).
+
+    Equal waits keep the plan's order. A single route is not probed for that: None.
+    """
+    if len(routes) == 1:
+        return ((None, routes[0]),)
+    probed = [(book.probe(route.chain, route.batch_size, now), route) for route in routes]
+    probed.sort(key=_waiting_time)
+    return probed
 
 
 def overflow(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
 from catenary_scheduler.dispatch.pooled.routes import Route
 from catenary_scheduler.dispatch.pooled.text_batches import TextBatch, least_size, pack_texts
@@ -19,15 +18,21 @@ _MOST_LOOKED_AT = 256
 """The most ranges of texts that are looked at for one batch."""
 
 
-class WaitingRows(NamedTuple):
-    """Waiting rows that may go in one batch."""
+class WaitingRows:
+    """Waiting rows that may go in one batch.
 
-    size: int
-    """Size of that batch, in units or rows; without units perhaps more than may go at once."""
-    is_full: bool
-    """True if a batch of them has no room left."""
-    leaves_rows: bool
-    """True if rows wait that should not go with them, because of their lengths."""
+    Attributes:
+        size: Size of that batch, in units or rows; without units perhaps more than may go at once.
+        is_full: True if a batch of them has no room left.
+        leaves_rows: True if rows wait that should not go with them, because of their lengths.
+    """
+
+    __slots__ = ("is_full", "leaves_rows", "size")
+
+    def __init__(self, size: int, is_full: bool, leaves_rows: bool) -> None:
+        self.size = size
+        self.is_full = is_full
+        self.leaves_rows = leaves_rows
 
 
 class RowQueue:

@@ -17,8 +17,8 @@ sessions also grow.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import Final
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
@@ -33,11 +33,11 @@ from catenary_scheduler.dispatch.placing.best_fit import (
 from catenary_scheduler.dispatch.placing.worker import Worker
 from catenary_services.domain.ids import ResourceId
 
-CANDIDATES = 16
+CANDIDATES: Final = 16
 """Number of free chains among which a choice is exact."""
-_RENEWED = 4
+_RENEWED: Final = 4
 """Number of chains with changed load that one decision puts in order anew, at most."""
-_SMOOTHING = 64.0
+_SMOOTHING: Final = 64.0
 """A new request counts as one in this many of the typical one."""
 
 
@@ -61,8 +61,12 @@ class ChainRanking:
         self._routes: list[ChainState] = []
         self._workers: list[Worker] = []
         self._index_of: dict[Worker, int] = {}
-        self._order: list[tuple[float, int]] = []
         self._keys: list[float] = []
+        """The key of each chain when it was last put in order."""
+        self._order: list[int] = []
+        """Indices of chains, by key; of equals that of the plan."""
+        self._ordered_keys: list[float] = []
+        """The keys in that order, apart: numbers are compared faster than pairs."""
         self._changed: dict[int, None] = {}
         """Chains whose load has changed since they were put in order."""
         self._turn = 0
@@ -85,7 +89,9 @@ class ChainRanking:
             route.rank = index
             route.listed = True
         self._keys = [self._key(index) for index in range(len(self._routes))]
-        self._order = sorted([(key, index) for index, key in enumerate(self._keys)])
+        ordered = sorted([(key, index) for index, key in enumerate(self._keys)])
+        self._order = [index for _, index in ordered]
+        self._ordered_keys = [key for key, _ in ordered]
 
     def offer(self, route: ChainState) -> None:
         """Notes that a session left this chain."""
@@ -96,8 +102,7 @@ class ChainRanking:
             self._changed[index] = None
             return
         route.listed = True
-        self._keys[index] = self._key(index)
-        insort(self._order, (self._keys[index], index))
+        self._insert(index, self._key(index))
 
     def freed(self, cache: Cache) -> None:
         """Looks again at the chains that waited for slots of this cache."""
@@ -109,7 +114,7 @@ class ChainRanking:
     def has_room(self) -> bool:
         """True if a chain has a free slot."""
         while self._order:
-            if self._is_free(self._order[0][1], 0):
+            if self._is_free(self._order[0], 0):
                 return True
         return False
 
@@ -131,14 +136,17 @@ class ChainRanking:
 
     def _least_added(self, placement_request: PlacementRequest, tokens: int) -> int:
         self._renew(placement_request)
-        best, least = self._least_of_cached(placement_request, tokens)
+        best, least = NOBODY, math.inf
+        if placement_request.cached:
+            best, least = self._least_of_cached(placement_request, tokens)
+        order, routes = self._order, self._routes
         at = seen = 0
-        while at < len(self._order) and seen < CANDIDATES:
-            index = self._order[at][1]
+        while at < len(order) and seen < CANDIDATES:
+            index = order[at]
             if not self._is_free(index, at):
                 continue
             at += 1
-            if not self._routes[index].has_room(tokens):
+            if not routes[index].has_room(tokens):
                 continue
             seen += 1
             added = self.added_ns(index, placement_request)
@@ -168,7 +176,7 @@ class ChainRanking:
         best, fewest, pace = NOBODY, 0, 0.0
         at = seen = 0
         while at < len(self._order) and seen < CANDIDATES:
-            key, index = self._order[at]
+            key, index = self._ordered_keys[at], self._order[at]
             if best != NOBODY and key > pace:
                 break
             if not self._is_free(index, at):
@@ -191,12 +199,14 @@ class ChainRanking:
         answer = placement_request.predicted_tokens
         if self._routes[index].role == "prefill":
             answer = 1.0
-        added = self._added_ns(index, placement_request.prompt_tokens, answer)
+        prompt = placement_request.prompt_tokens
+        added = added_on(self._routes[index], self._workers[index], prompt, answer)
+        if not placement_request.cached:
+            return added
         cached = placement_request.cached.get(self._workers[index], 0)
         if not cached:
             return added
         common = min(cached, placement_request.common_tokens)
-        prompt = placement_request.prompt_tokens
         behind_common = self._added_ns(index, prompt, answer, common)
         left = self._added_ns(index, prompt, answer, cached)
         return (
@@ -227,7 +237,7 @@ class ChainRanking:
                 return True
             self.blocked.setdefault(lacking.resource, []).append(route)
         route.listed = False
-        del self._order[at]
+        del self._order[at], self._ordered_keys[at]
         return False
 
     def _renew(self, placement_request: PlacementRequest) -> None:
@@ -250,9 +260,31 @@ class ChainRanking:
             return
         key, before = self._key(index), self._keys[index]
         if key != before:
-            del self._order[bisect_left(self._order, (before, index))]
-            self._keys[index] = key
-            insort(self._order, (key, index))
+            at = self._place(before, index)
+            del self._order[at], self._ordered_keys[at]
+            self._insert(index, key)
+
+    def _insert(self, index: int, key: float) -> None:
+        at = self._place(key, index)
+        self._order.insert(at, index)
+        self._ordered_keys.insert(at, key)
+        self._keys[index] = key
+
+    def _place(self, key: float, index: int) -> int:
+        """Returns the place of a chain in the order, if it has that key.
+
+        `bisect` would be called up to three times: for the key, its equals, and the index.
+        """
+        keys, order = self._ordered_keys, self._order
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high) >> 1
+            other = keys[middle]
+            if other < key or (other == key and order[middle] < index):
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
 
 def added_on(
@@ -263,13 +295,14 @@ def added_on(
     cached_tokens: int = 0,
 ) -> float:
     """Returns by how many nanoseconds a session on this chain moves the ends of all sessions."""
-    blocks = slots = tokens = 0
-    claims, running, cached = route.claims, route.running, route.tokens
-    for at, cache in enumerate(claims.caches):
-        mine = claims.slots[at]
-        blocks += mine
-        slots += cache.used - running * mine
-        tokens += cache.tokens - cached * mine
-    others = slots / blocks if slots > 0 else 0.0
-    others_tokens = max(0, tokens) / blocks if slots > 0 else 0.0
+    used = tokens = 0
+    for cache in route.claims.caches:
+        used += cache.used
+        tokens += cache.tokens
+    blocks = route.claims.blocks
+    used -= route.running * blocks
+    others = others_tokens = 0.0
+    if used > 0:
+        others = used / blocks
+        others_tokens = max(0, tokens - route.tokens * blocks) / blocks
     return added_ns(worker, prompt_tokens, answer_tokens, others, others_tokens, cached_tokens)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from catenary_scheduler.book.caches import Cache
 from catenary_scheduler.book.slots import SlotLedger
@@ -179,8 +178,8 @@ class SloPlacer:
             tokens = cached.get(route.hops, 0)
             if tokens:
                 found[self.workers.open[index]] = tokens
-        placement_request = sequence.placement_request = replace(
-            placement_request, cached=found, common_tokens=sequence.common_tokens()
+        placement_request = sequence.placement_request = placement_request.with_cached(
+            found, sequence.common_tokens()
         )
         return placement_request
 
