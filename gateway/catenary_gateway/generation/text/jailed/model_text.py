@@ -32,8 +32,8 @@ from catenary_gateway.generation.text.jailed.orders import (
 )
 from catenary_services.errors import InvalidInput
 
-MOST_TOKENS = 1 << 22
-"""The most token ids of a vocabulary."""
+MOST_TOKENS = 1 << 20
+"""The most token ids of a vocabulary. The largest published one, of XLM-V, has 0.9 million."""
 LONGEST_TOKEN = 1024
 """The most characters of a token. The longest ones of published vocabularies have 128 to 256."""
 
