@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -279,9 +280,16 @@ class FaultCluster:
         settings = self[gateway].settings
         return f"{settings['host']}:{settings['admin_port']}"
 
-    def metrics_url(self, name: str) -> str:
-        member = self[name]
-        return f"http://{member.place.host}:{member.settings['metrics_port']}/metrics"
+    async def metrics(self, name: str, timeout_s: float = 5.0) -> str:
+        """Returns the page of metrics of a process; raises OSError while it does not answer."""
+        settings = self[name].settings
+        url = f"http://{settings['metrics_host']}:{settings['metrics_port']}/metrics"
+
+        def read() -> str:
+            with urllib.request.urlopen(url, timeout=timeout_s) as page:
+                return str(page.read(), "utf-8")
+
+        return await asyncio.to_thread(read)
 
     def client(self, gateway: str = "gateway-0", **options: Any) -> catenary.AsyncClient:
         return catenary.AsyncClient(

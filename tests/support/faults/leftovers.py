@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass
 
@@ -106,7 +105,7 @@ async def _metrics_left(world: World) -> list[str]:
     left = []
     for name, member in world.members.items():
         try:
-            text = await asyncio.to_thread(_read, world.cluster.metrics_url(name))
+            text = await world.cluster.metrics(name)
         except OSError as error:
             left.append(f"{name} has no metrics: {error}")
             continue
@@ -115,11 +114,6 @@ async def _metrics_left(world: World) -> list[str]:
             if total := sum(map(float, found)):
                 left.append(f"{name}: {metric} {total:g}")
     return left
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return str(answer.read().decode())
 
 
 def what_grew(before: dict[str, Usage], after: dict[str, Usage]) -> list[str]:

@@ -9,7 +9,7 @@ from catenary_agent.generation.frames import intake
 from catenary_agent.generation.frames.cache_wire import CacheFrame
 from catenary_agent.generation.frames.loan_wire import LentFrame, LoanFrame
 from catenary_agent.generation.frames.move_wire import MoveFrame
-from catenary_agent.generation.frames.peers import Priority
+from catenary_agent.generation.frames.peers import Priority, SessionFrame
 from catenary_agent.generation.frames.wire import StepFrame, frames_of
 from catenary_agent.generation.loop.generation_loop import GenerationLoop
 from catenary_agent.generation.state.events import (
@@ -227,6 +227,9 @@ class World:
             self.rings[sender].handle(CachePushed(cache))
             self._collect(sender)
 
+    def _header(self, frame: SessionFrame, agent: str) -> bytes:
+        return frame.header(self.epoch, agent, self.now())
+
     def _collect(self, agent: str) -> None:
         out = self.rings[agent].take_outflow()
         for peer, frame in frames_of(out.rows, out.tokens, (), out.prefixes):
@@ -235,21 +238,19 @@ class World:
                 frame.fill(memoryview(payload))
             line = ("prompts",) if frame.priority is Priority.PROMPTS else ()
             wire = (agent, peer, *line)
-            self._put_on(wire, frame.header(self.epoch, agent, self.now()), bytes(payload))
+            self._put_on(wire, self._header(frame, agent), bytes(payload))
         for move in out.moves:
-            self._put(agent, move.peer, MoveFrame(move).header(self.epoch, agent, self.now()), b"")
+            self._put(agent, move.peer, self._header(MoveFrame(move), agent), b"")
         for cache in out.caches:
             made = CacheFrame(cache, lambda _: None)
             payload = bytearray(made.nbytes)
             made.fill(memoryview(payload))
             peer = cache.cache_send.peer
-            self._put(
-                agent, peer, made.header(self.epoch, agent, self.now()), bytes(payload), cache
-            )
+            self._put(agent, peer, self._header(made, agent), bytes(payload), cache)
         for lent in out.lent:
-            self._put(agent, lent.peer, LentFrame(lent).header(self.epoch, agent, self.now()), b"")
+            self._put(agent, lent.peer, self._header(LentFrame(lent), agent), b"")
         for loan in out.loans:
-            self._put(agent, loan.peer, LoanFrame(loan).header(self.epoch, agent, self.now()), b"")
+            self._put(agent, loan.peer, self._header(LoanFrame(loan), agent), b"")
         self.loans_failed += len(out.loans_failed)
         for frame in out.consumed:
             frame.release()

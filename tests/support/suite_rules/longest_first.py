@@ -47,7 +47,7 @@ LONGEST = (
     "tests/gateway/generation/test_sessions.py",
     "tests/catenaryd/commands/test_profile_command.py",
 )
-"""Files that took more than ten seconds when the suite ran last with durations, the longest first."""
+"""Files that took more than 40 s on a busy machine, the longest first (`pytest --durations=0`)."""
 
 
 def longest_first(items: list[pytest.Item]) -> None:

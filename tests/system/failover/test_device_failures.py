@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -169,13 +168,8 @@ async def test_a_device_that_fails_costs_no_request(
 
 async def batches(cluster: FaultCluster, agent: str) -> int:
     """Returns how many batches the process that is this agent now has computed and sent on."""
-
-    def read() -> str:
-        with urllib.request.urlopen(cluster.metrics_url(agent), timeout=5) as page:
-            return str(page.read(), "utf-8")
-
     pattern = r'^catenary_batches_total\{[^}]*outcome="OK"[^}]*\} (\S+)'
-    found = re.findall(pattern, await asyncio.to_thread(read), re.MULTILINE)
+    found = re.findall(pattern, await cluster.metrics(agent), re.MULTILINE)
     return round(sum(map(float, found)))
 
 

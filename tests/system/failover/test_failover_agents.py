@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -321,13 +320,8 @@ async def batches_of(cluster: FaultCluster, agent: str) -> float:
 
 async def metric(cluster: FaultCluster, name: str, metric_name: str) -> float:
     """Returns the sum of a metric over its labels; 0 while the process does not answer."""
-
-    def read() -> str:
-        with urllib.request.urlopen(cluster.metrics_url(name), timeout=2) as answer:
-            return str(answer.read().decode())
-
     try:
-        text = await asyncio.to_thread(read)
+        text = await cluster.metrics(name, timeout_s=2.0)
     except OSError:
         return 0.0
     found = re.findall(rf"^{metric_name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
@@ -217,12 +215,7 @@ async def answers(cluster: FaultCluster, name: str) -> bool:
 async def metrics_of(cluster: FaultCluster, name: str) -> dict[str, float]:
     """Returns the metrics without labels of a process; none while it does not answer."""
     try:
-        text = await asyncio.to_thread(_read, cluster.metrics_url(name))
+        text = await cluster.metrics(name, timeout_s=2.0)
     except OSError:
         return {}
     return {n: float(v) for n, v in re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE)}
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=2) as answer:
-        return str(answer.read().decode())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -105,14 +104,9 @@ async def move(client: catenary.AsyncClient) -> bool:
 
 async def cache_bytes(cluster: FaultCluster) -> Counter[str]:
     """Returns the bytes of caches that all agents passed on, by the way they took."""
-
-    def read(agent: str) -> str:
-        with urllib.request.urlopen(cluster.metrics_url(agent), timeout=5) as page:
-            return str(page.read(), "utf-8")
-
     found: Counter[str] = Counter()
     for agent in AGENTS:
-        text = await asyncio.to_thread(read, agent)
+        text = await cluster.metrics(agent)
         for labels, value in re.findall(r"^catenary_cache_bytes_total\{(.*)\} (\S+)", text, re.M):
             way = re.search(r'way="(\w+)"', labels)
             assert way is not None

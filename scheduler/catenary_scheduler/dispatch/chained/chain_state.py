@@ -107,12 +107,12 @@ class ChainState:
             prefill, decode = self.halves
             return prefill.has_room(tokens, spare) and decode.has_room(tokens, spare)
         if self.cache_tokens and self.running:
-            needed = self.tokens + _in_blocks(tokens) + spare * (self.running + 1)
+            needed = self.tokens + in_blocks(tokens) + spare * (self.running + 1)
             if needed > self.cache_tokens:
                 return False
         for cache in self.claims.caches:
             if cache.token_capacity:  # mostly none has one, and nothing else is to be looked at
-                return self._caches_have(_in_blocks(tokens))
+                return self._caches_have(in_blocks(tokens))
         return True
 
     def _caches_have(self, tokens: int) -> bool:
@@ -133,8 +133,8 @@ class ChainState:
         return self.running + self.bound
 
 
-def _in_blocks(tokens: int) -> int:
-    """Returns the tokens for which there is memory where so many are cached."""
+def in_blocks(tokens: int) -> int:
+    """Returns tokens rounded up to whole cache blocks."""
     return -(-tokens // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
 
 

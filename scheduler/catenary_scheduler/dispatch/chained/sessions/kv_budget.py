@@ -10,8 +10,7 @@ yet) is kept per partition as `Cache.unseen`.
 from __future__ import annotations
 
 from catenary_scheduler.book.caches import Cache
-from catenary_scheduler.dispatch.chained.chain_state import ChainState
-from catenary_services.domain.decoder import CACHE_BLOCK_TOKENS
+from catenary_scheduler.dispatch.chained.chain_state import ChainState, in_blocks
 from catenary_services.domain.ids import NANOSECONDS_PER_MILLISECOND, Nanoseconds, SessionId
 
 _WINDOW_NS = 200 * NANOSECONDS_PER_MILLISECOND
@@ -146,11 +145,6 @@ def measure_growth(route: ChainState, now: Nanoseconds) -> None:
         route.tokens_per_ns = (before + rate) / 2 if before else rate
     route.grown_tokens = 0
     route.grown_since = now
-
-
-def in_blocks(tokens: int) -> int:
-    """Returns tokens rounded up to whole cache blocks."""
-    return -(-tokens // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
 
 
 def _count(route: ChainState, tokens: int) -> None:
